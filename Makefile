@@ -1,0 +1,41 @@
+# `make` shows what there is. Nothing needs to be installed before but Python 3.10 or later.
+PYTHON ?= python3
+KUBECTL ?= kubectl
+WAIT ?= auto
+PYTEST_ARGS ?=
+BIN := .venv/bin
+
+.PHONY: help demo test lint install uninstall run clean
+
+help: ## show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+
+demo: .venv/ready ## the life of a Milvus on a local control plane (WAIT=no ends after the tour)
+	@$(BIN)/python tests/demo.py --wait=$(WAIT)
+
+test: .venv/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/ready ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: ## the CRD, into the cluster of the current kubeconfig
+	$(KUBECTL) apply -f crd.yaml
+
+uninstall: ## remove the CRD from that cluster, and with it every Milvus and its pods
+	$(KUBECTL) delete -f crd.yaml --ignore-not-found
+
+run: .venv/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
+	$(BIN)/python milvus_operator.py $(ARGS)
+
+clean: ## remove the virtual environment and the caches of the tools
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/ready: requirements.txt tests/requirements.txt
+	@test -x $(BIN)/python || { echo "making a virtual environment in .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing requirements.txt and tests/requirements.txt"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r tests/requirements.txt
+	@touch $@

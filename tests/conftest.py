@@ -1,0 +1,268 @@
+"""One control plane for all tests, a namespace for each test, and a few words to talk to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from controlplane import ControlPlane, Unavailable
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic.exceptions import NotFoundError
+from wire import Wire
+
+import milvus_operator as mo
+
+TOP = Path(__file__).resolve().parent.parent
+Obj = dict[str, Any]
+ORIGINAL_MILVUS = """
+apiVersion: "zilliz.com/v1"
+kind: Milvus
+metadata:
+  name: milvus-crd-test
+spec:
+  milvusSpec: "this is milvus spec"
+  image: milvusdb/milvus
+"""
+
+
+def eventually(check: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait until check() is true and return what it returned; its last answer is in the failure."""
+    end = time.monotonic() + seconds
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"not within {seconds} s: {answer!r}"
+        time.sleep(0.05)
+
+
+class Kube:
+    """The test's own hands on the cluster, as an administrator."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.ns = plane, namespace
+        self.api = client(plane)
+        self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        command = [str(self.plane.kubectl), f"--kubeconfig={self.plane.kubeconfig()}", "-n", self.ns, *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def create(self, name: str = "x", **spec: Any) -> Obj:
+        body = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name},
+                "spec": {"image": "milvus:1"} | spec}  # fmt: skip
+        return self.milvuses.create(body=body, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+
+    def change(self, name: str = "x", **spec: Any) -> None:
+        merge = "application/merge-patch+json"
+        self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=merge)
+
+    def get(self, name: str = "x") -> Obj:
+        return self.milvuses.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+
+    def delete(self, name: str = "x", **options: str) -> None:
+        self.milvuses.delete(name=name, namespace=self.ns, body=options)
+
+    def status(self, name: str = "x") -> Obj:
+        return self.get(name).get("status") or {}
+
+    def condition(self, kind: str, name: str = "x") -> Obj:
+        conditions = self.status(name).get("conditions") or []
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def all_pods(self) -> dict[str, Obj]:
+        items = self.pods.get(namespace=self.ns, serializer=plain)["items"]
+        return {pod["metadata"]["name"]: pod for pod in items}
+
+    def pod(self, name: str) -> Obj | None:
+        try:
+            return self.pods.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+        except NotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(self.all_pods())
+
+    def uids(self) -> dict[str, str]:
+        return {name: pod["metadata"]["uid"] for name, pod in self.all_pods().items()}
+
+    def images(self) -> list[str]:
+        return [pod["spec"]["containers"][0]["image"] for _, pod in sorted(self.all_pods().items())]
+
+    def create_pod(self, name: str, **metadata: Any) -> None:
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata},
+                "spec": {"containers": [{"name": "c", "image": "stranger:1"}]}}  # fmt: skip
+        self.pods.create(body=body, namespace=self.ns)
+
+    def patch_pod(self, name: str, **metadata: Any) -> None:
+        merge = "application/merge-patch+json"
+        self.pods.patch(name=name, namespace=self.ns, body={"metadata": metadata}, content_type=merge)
+
+    def delete_pod(self, name: str) -> None:
+        self.pods.delete(name=name, namespace=self.ns)
+
+    def set_pod_status(self, name: str, **status: Any) -> None:
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def hold(self, name: str) -> None:
+        """From now on the pod ends, when it is deleted, only after release()."""
+        self.patch_pod(name, finalizers=["test/hold"])
+
+    def release(self, name: str) -> None:
+        self.patch_pod(name, finalizers=None)
+
+    def ready(self, *names: str) -> None:
+        """Wait until these pods, and no others, are there and Ready."""
+        eventually(lambda: self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values())))
+
+    def gone(self, name: str) -> None:
+        eventually(lambda: self.pod(name) is None)
+
+
+def plain(_: Any, obj: Any) -> Any:
+    return obj
+
+
+def client(plane: ControlPlane, user: str = "admin", server: str | None = None) -> ApiClient:
+    settings = Configuration()
+    config.load_kube_config(str(plane.kubeconfig(user)), client_configuration=settings)
+    settings.retries, settings.connection_pool_maxsize = False, 32
+    if server:
+        settings.host = server
+    return ApiClient(settings)
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    """A control plane with our CRD. Without one nothing can be tested, and nothing is skipped."""
+    try:
+        with ControlPlane() as plane:
+            kube = Kube(plane, "default")
+            kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
+            kube.kubectl("wait", "--for=condition=Established", "crd/milvuses.zilliz.com", "--timeout=10s")
+            eventually(lambda: served(kube))
+            yield plane
+    except Unavailable as error:
+        pytest.exit(f"there is no control plane to test against: {error}", returncode=1)
+
+
+def served(kube: Kube) -> bool:
+    try:
+        kube.milvuses.get(namespace="default")
+    except ApiException:
+        return False
+    return True
+
+
+@pytest.fixture
+def kube(plane: ControlPlane) -> Iterator[Kube]:
+    """A namespace of its own for each test."""
+    admin = mo.by_gvr(client(plane), "", "v1", "Namespace", "namespaces", namespaced=False)
+    namespace = admin.create(body={"metadata": {"generateName": "test-"}}).metadata.name
+    accounts = mo.by_gvr(client(plane), "", "v1", "ServiceAccount", "serviceaccounts")
+    eventually(lambda: accounts.get(namespace=namespace).items)
+    yield Kube(plane, namespace)
+    admin.delete(name=namespace)
+
+
+Serve = Callable[..., mo.Operator]
+
+
+@pytest.fixture
+def operator(kube: Kube) -> mo.Operator:
+    """An operator of the test's namespace, to make single passes with."""
+    return new_operator(kube)
+
+
+def new_operator(kube: Kube, server: str | None = None, timeout: float = 10, **options: Any) -> mo.Operator:
+    cluster = mo.Cluster(client(kube.plane, server=server), timeout, options.pop("dry_run", False))
+    return mo.Operator(cluster, options.pop("namespaces", [kube.ns]), options.pop("interval", 0.001), 16)
+
+
+@pytest.fixture
+def wire(plane: ControlPlane) -> Iterator[Wire]:
+    wire = Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"))
+    yield wire
+    wire.close()
+
+
+def settle(operator: mo.Operator, passes: int = 40) -> None:
+    """Make passes until one finds nothing to write."""
+    for _ in range(passes):
+        operator.run_pass(once=True)
+        if operator.counted() == "nothing written":
+            return
+        time.sleep(0.1)  # the kubelets' turn
+    raise AssertionError("it does not come to rest")
+
+
+class Command:
+    """`python milvus_operator.py` as a process."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "MILVUS"))}
+        self.process = subprocess.Popen(
+            [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | {"HOME": "/nonexistent"} | (env or {}),
+        )  # fmt: skip
+        self.log = ""
+
+    def end(self, seconds: float = 30) -> int:
+        out, err = self.process.communicate(timeout=seconds)
+        self.log += out + err
+        return self.process.returncode
+
+    def says(self, text: str) -> str:
+        """Read the log up to the line that holds the text."""
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.log += line
+            if text in line:
+                return line
+        raise AssertionError(f"it never said {text!r}: {self.log}")
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        return self.end()
+
+
+@pytest.fixture
+def command(kube: Kube) -> Iterator[Callable[..., Command]]:
+    """Starts the command for the test's namespace; ends it after the test."""
+    started = []
+
+    def start(*arguments: str, kubeconfig: str | None = "", env: dict[str, str] | None = None) -> Command:
+        if kubeconfig is not None:
+            env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
+        if not {"-n", "--namespace", "-A", "--all-namespaces"} & set(arguments) and kubeconfig == "":
+            arguments = ("-n", kube.ns, *arguments)
+        started.append(Command(*arguments, env=env))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.process.kill()
+        process.process.communicate()
+
+
+def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
+    """A copy of the administrator's kubeconfig, changed: server, token, namespace, cluster, user."""
+    content = yaml.safe_load(plane.kubeconfig().read_text())
+    content["clusters"][0]["cluster"].update({"server": changes["server"]} if "server" in changes else {})
+    content["users"][0]["user"].update({"token": changes["token"]} if "token" in changes else {})
+    content["contexts"][0]["context"].update({"namespace": changes["namespace"]} if "namespace" in changes else {})
+    path.write_text(yaml.safe_dump(content))
+    return str(path)

