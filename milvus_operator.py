@@ -672,7 +672,17 @@ class Cluster:
     def write_status(self, milvus: Obj, wanted: Obj) -> None:
         body = {"metadata": {"uid": uid_of(milvus)}, "status": wanted["status"]}
         name, namespace, merge = name_of(milvus), namespace_of(milvus), "application/merge-patch+json"
-        self.write(self.milvuses.status.patch, namespace=namespace, name=name, body=body, content_type=merge)
+        try:
+            self.write(self.milvuses.status.patch, namespace=namespace, name=name, body=body, content_type=merge)
+        except ApiError as error:
+            if error.code != 404 or not self.serves_status():
+                raise
+            # the Milvus is gone, and its status with it
+
+    def serves_status(self) -> bool:
+        """Whether the CRD has the status subresource: without it, writing status is 404 as for a Milvus that is gone."""
+        served = self.request(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
+        return any(resource["name"] == f"{PLURAL}/status" for resource in served.get("resources") or [])
 
 
 # --------------------------------------------------------------------------------------
@@ -748,6 +758,8 @@ class Plan:
             if not self.todo:
                 self.finished = True
                 problem = self.failure or next(iter(self.memory.held.values()), None)
+                if not problem:
+                    self.memory.refused.forget()
                 status = status_of(self.milvus, self.pods.values(), problem, timestamp())
                 return Action("write_status", self.milvus | {"status": status}, "")
         return self.todo.popleft() if self.todo else None
@@ -769,8 +781,6 @@ class Plan:
             return []  # its status says why
         if any(action.verb == "delete" and is_finished(action.pod) for action in actions):
             memory.replaced.wait_longer(now)
-        if actions and not memory.held:
-            memory.refused.forget()
         return [action for action in actions if name_of(action.pod) not in memory.held]
 
     def succeeded(self, action: Action, pod: Obj | None) -> None:
@@ -933,13 +943,11 @@ class Operator:
             self.tell(plan, action.pod)
             now, present, status = time.monotonic(), mapping(plan.milvus.get("status")), action.pod["status"]
             keys = namespace_of(plan.milvus), uid_of(plan.milvus)
-            if all(present.get(key) == value for key, value in status.items()):
+            resting = any(self.no_status.get(key, 0) > now for key in keys)
+            if resting or all(present.get(key) == value for key, value in status.items()):
                 return None
-            if any(self.no_status.get(key, 0) > now for key in keys):
-                return None
-            for key in keys:
-                if key in self.no_status:
-                    self.no_status[key] = now + 10  # one tries for all
+            if keys[0] in self.no_status:
+                self.no_status[keys[0]] = now + 10  # one tries for all
         return action
 
     def start(self, plan: Plan, action: Action) -> None:
@@ -971,23 +979,25 @@ class Operator:
                 log.info("%s%s pod %s: %s", would, DONE[action.verb], full_name(action.pod), action.reason)
 
     def status_written(self, milvus: Obj, error: ApiError | None) -> None:
-        namespace, uid = namespace_of(milvus), uid_of(milvus)
-        if not error:
-            self.counts["statuses written"] += 1
-            for key in (namespace, uid):
-                if self.no_status.pop(key, None):
-                    self.fine(f"status {key}")
-        elif error.code == 404 and not mapping(error.status.get("details")).get("name"):
-            self.no_status[namespace] = time.monotonic() + 10
-            text = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
-            self.trouble(f"status {namespace}", text)
-        elif error.code not in (404, 409):  # else it is gone, or has changed since
+        """Take in the outcome of a status write: when none can be written, one is tried every 10 s."""
+        namespace, uid, now = namespace_of(milvus), uid_of(milvus), time.monotonic()
+        if error and error.code in (403, 404):
+            self.no_status[namespace] = now + 10
+            old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
+            forbidden = explain(error, f"patch {PLURAL}/status", Scope(namespace), self.cluster.server)
+            self.trouble(f"status {namespace}", old if error.code == 404 else forbidden)
+            self.counts["failed"] += error.code == 403
+            return
+        self.no_status.pop(namespace, None)
+        self.fine(f"status {namespace}")
+        if error and error.code != 409:  # else it has changed since, and the next pass sees it
             self.counts["failed"] += 1
-            key = namespace if error.code == 403 else uid
-            if not error.is_transient:
-                self.no_status[key] = time.monotonic() + 10
-            place = Scope(namespace) if error.code == 403 else full_name(milvus)
-            self.trouble(f"status {key}", explain(error, f"patch {PLURAL}/status", place, self.cluster.server))
+            self.no_status[uid] = now if error.is_transient else now + 10
+            self.trouble(f"status {uid}", f"cannot write the status of milvus {full_name(milvus)}: {error}")
+        elif not error:
+            self.counts["statuses written"] += 1
+            self.no_status.pop(uid, None)
+            self.fine(f"status {uid}")
 
     def tell(self, plan: Plan, milvus: Obj) -> None:
         """Say what keeps a Milvus from being served, once, and when it is over."""

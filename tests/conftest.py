@@ -136,13 +136,20 @@ def plain(_: Any, obj: Any) -> Any:
     return obj
 
 
-def client(plane: ControlPlane, user: str = "admin", server: str | None = None) -> ApiClient:
-    settings = Configuration()
-    config.load_kube_config(str(plane.kubeconfig(user)), client_configuration=settings)
-    settings.retries, settings.connection_pool_maxsize = False, 32
+def client(plane: ControlPlane, server: str | None = None) -> ApiClient:
+    content = yaml.safe_load(plane.kubeconfig().read_text())
     if server:
-        settings.host = server
+        content["clusters"][0]["cluster"]["server"] = server
+    settings = Configuration()
+    config.load_kube_config_from_dict(content, client_configuration=settings)
+    settings.retries, settings.connection_pool_maxsize = False, 32
     return ApiClient(settings)
+
+
+@pytest.fixture(autouse=True)
+def whole_log(caplog: pytest.LogCaptureFixture) -> None:
+    mo.log.propagate = True
+    caplog.set_level("DEBUG", "milvus_operator")
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +185,13 @@ def kube(plane: ControlPlane) -> Iterator[Kube]:
     admin.delete(name=namespace)
 
 
-Serve = Callable[..., mo.Operator]
+class ImpatientOperator(mo.Operator):
+    """For it, a pass is always due."""
+
+    def run_pass(self, once: bool = False) -> bool:
+        for scope in self.scopes:
+            scope.due = 0
+        return super().run_pass(once)
 
 
 @pytest.fixture
@@ -189,7 +202,7 @@ def operator(kube: Kube) -> mo.Operator:
 
 def new_operator(kube: Kube, server: str | None = None, timeout: float = 10, **options: Any) -> mo.Operator:
     cluster = mo.Cluster(client(kube.plane, server=server), timeout, options.pop("dry_run", False))
-    return mo.Operator(cluster, options.pop("namespaces", [kube.ns]), options.pop("interval", 0.001), 16)
+    return ImpatientOperator(cluster, options.pop("namespaces", [kube.ns]), interval=5, workers=16)
 
 
 @pytest.fixture

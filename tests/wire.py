@@ -46,10 +46,11 @@ class Wire:
 
 class Handler(BaseHTTPRequestHandler):
     wire: Wire
+    seen = b""  # the body of the request
     protocol_version = "HTTP/1.1"
 
     def forward(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.seen = body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
         if self.wire.fault and self.wire.fault(self, self.command, self.path):
             return

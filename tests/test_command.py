@@ -1,0 +1,319 @@
+"""The command: its options, exit codes, signals, and the one line that each failure gets."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from conftest import TOP, Command, Kube, eventually, kubeconfig
+from wire import Handler, Wire
+
+import milvus_operator as mo
+
+Start = Callable[..., Command]
+
+
+def fails(process: Command, code: int, *texts: str) -> None:
+    """It ends with this code, says each text, in one line each, and shows no traceback."""
+    assert process.end() == code, process.log
+    for text in texts:
+        assert len([line for line in process.log.splitlines() if text in line]) == 1, process.log
+    assert "Traceback" not in process.log
+
+
+# What it is asked for ------------------------------------------------------------------
+
+
+def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) -> None:
+    kube.create(replicas=3)
+    process = command("--once")
+    assert process.end() == 0, process.log
+    assert kube.names() == ["x-0", "x-1", "x-2"]
+    first, *lines = process.log.splitlines()
+    server = kube.api.configuration.host
+    assert first.endswith(f"INFO    milvus-operator {mo.__version__} serves namespace {kube.ns} once on {server}")
+    assert [line.partition("INFO    ")[2] for line in lines[:-1]] == [f"created pod {kube.ns}/x-{i}: missing" for i in range(3)]
+    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 statuses written, \d\.\d\d s$", lines[-1])
+
+
+def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Start) -> None:
+    kube.create_pod("x-0")
+    kube.create("x")
+    kube.create("y")
+    fails(command("--once"), 1, f"WARNING milvus {kube.ns}/x: NameConflict: the pod x-0 was made by somebody else")
+    assert kube.names() == ["x-0", "y-0"]
+
+
+def test_it_runs_until_sigterm_and_exits_0(kube: Kube, command: Start) -> None:
+    process = command("--interval", "0.2")
+    process.says("every 0.2 s")
+    kube.create()
+    kube.ready("x-0")
+    eventually(lambda: kube.condition("Ready").get("status") == "True")
+    started = time.monotonic()
+    assert process.stop() == 0
+    assert time.monotonic() - started < 5
+    assert process.log.endswith("INFO    stopped\n")
+
+
+def test_it_stops_on_sigint_too(command: Start) -> None:
+    process = command()
+    process.says("serves")
+    assert process.stop(signal.SIGINT) == 0
+
+
+def test_the_options_read_the_environment(kube: Kube, command: Start) -> None:
+    kube.create()
+    names = {"MILVUS_OPERATOR_NAMESPACE": f"default {kube.ns}", "MILVUS_OPERATOR_ONCE": "1", "MILVUS_OPERATOR_VERBOSE": "1"}
+    process = command(env=names | {"KUBECONFIG": str(kube.plane.kubeconfig())}, kubeconfig=None)
+    assert process.end() == 0, process.log
+    assert f"serves namespace default, namespace {kube.ns} once" in process.log
+    assert kube.names() == ["x-0"]
+
+
+def test_every_option_reads_its_environment_variable() -> None:
+    with mo.main.make_context("x", [], auto_envvar_prefix="MILVUS_OPERATOR") as context:
+        for option in mo.main.params:
+            if option.name not in ("help", "version"):
+                long = max(option.opts, key=len).lstrip("-").replace("-", "_").upper()
+                variables = option.envvar or f"MILVUS_OPERATOR_{str(option.name).upper()}"
+                assert variables == f"MILVUS_OPERATOR_{long}"
+        assert context.auto_envvar_prefix == "MILVUS_OPERATOR"
+
+
+def test_all_namespaces(kube: Kube, command: Start) -> None:
+    kube.create()
+    process = command("-A", "--once")
+    process.end()
+    assert "serves all namespaces once" in process.log
+    assert kube.names() == ["x-0"]
+
+
+def test_the_namespace_of_the_context_is_the_default(kube: Kube, command: Start, tmp_path: Path) -> None:
+    kube.create()
+    file = kubeconfig(tmp_path / "config", kube.plane, namespace=kube.ns)
+    process = command("--once", "--kubeconfig", file, "--context", "admin", kubeconfig=None)
+    assert process.end() == 0, process.log
+    assert kube.names() == ["x-0"]
+    other = command("--once", "--kubeconfig", str(kube.plane.kubeconfig()), kubeconfig=None)
+    other.end()
+    assert "serves namespace default once" in other.log
+
+
+def test_verbose_logs_the_passes_that_did_nothing(command: Start) -> None:
+    quiet, verbose = command("--once"), command("--once", "-v")
+    assert (quiet.end(), verbose.end()) == (0, 0)
+    assert "pass over" not in quiet.log
+    assert "DEBUG   pass over 0 Milvus and 0 pods: nothing written" in verbose.log
+
+
+def test_a_dry_run_says_so(kube: Kube, command: Start) -> None:
+    kube.create()
+    process = command("--once", "--dry-run")
+    assert process.end() == 0
+    assert "as a dry run" in process.log
+    assert f"dry run, not really: created pod {kube.ns}/x-0" in process.log
+    assert kube.names() == []
+
+
+def test_one_worker_is_enough(kube: Kube, command: Start) -> None:
+    kube.create(replicas=20)
+    assert command("--once", "--workers", "1").end() == 0
+    assert len(kube.names()) == 20
+
+
+def test_version_and_help() -> None:
+    def said(option: str) -> str:
+        return subprocess.run([sys.executable, TOP / "milvus_operator.py", option], capture_output=True, text=True).stdout
+
+    assert said("--version") == f"milvus-operator {mo.__version__}\n"
+    assert said("-h") == said("--help")
+    assert said("--help").startswith("Usage: milvus_operator.py [OPTIONS]")
+
+
+# What goes wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-A", "-n", "a"], "exclude each other"),
+        (["--interval", "0"], "a finite number of seconds above 0"),
+        (["--interval", "-1"], "a finite number of seconds above 0"),
+        (["--interval", "nan"], "a finite number of seconds above 0"),
+        (["--interval", "inf"], "a finite number of seconds above 0"),
+        (["--interval", "soon"], "'soon' is not a valid float"),
+        (["--timeout", "0"], "a finite number of seconds above 0"),
+        (["--workers", "0"], "0 is not in the range 1<=x<=256"),
+        (["-n", ""], "'' is not the name of a namespace"),
+        (["-n", "../x"], "'../x' is not the name of a namespace"),
+        (["--bogus"], "No such option '--bogus'"),
+        (["surplus"], "Got unexpected extra argument (surplus)"),
+    ],
+)
+def test_wrong_usage_exits_2(command: Start, arguments: list[str], message: str) -> None:
+    process = command(*arguments, "--once", kubeconfig=None)
+    fails(process, 2)
+    assert message in process.log
+
+
+def test_no_kubeconfig(command: Start) -> None:
+    fails(command(kubeconfig=None), 2, "no kubeconfig at /nonexistent/.kube/config: name one with --kubeconfig or KUBECONFIG")
+    fails(command("--kubeconfig", "/nowhere", kubeconfig=None), 2, "no kubeconfig at /nowhere")
+
+
+def test_an_unknown_context(command: Start) -> None:
+    process = command("--context", "nope", "--once")
+    fails(process, 2, "Expected object with name nope", "`kubectl config get-contexts` shows what is there")
+
+
+@pytest.mark.parametrize("content", ["", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"])
+def test_a_kubeconfig_that_is_none(command: Start, tmp_path: Path, content: str) -> None:
+    (tmp_path / "config").write_text(content)
+    fails(command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None), 2, f"cannot use {tmp_path}/config: ")
+
+
+def test_a_kubeconfig_that_is_a_folder(command: Start, tmp_path: Path) -> None:
+    fails(command("--kubeconfig", str(tmp_path), kubeconfig=None), 2, f"cannot use {tmp_path}: ")
+
+
+def test_an_unreachable_server_is_said_once_and_retried(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
+    down = True
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if down:
+            handler.connection.close()
+            handler.close_connection = True
+        return down
+
+    wire.fault = fault
+    kube.create()
+    process = command("--kubeconfig", file, "--interval", "0.1")
+    process.says(f"ERROR   cannot reach {wire.url}: ")
+    time.sleep(2.5)
+    down = False
+    process.says(f"INFO    over: cannot reach {wire.url}: ")
+    kube.ready("x-0")
+    assert process.stop() == 0
+    assert process.log.count("ERROR") == 1, process.log
+
+
+def test_an_unreachable_server_with_once_exits_1(kube: Kube, command: Start, tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
+    fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://127.0.0.1:1: ")
+    file = kubeconfig(tmp_path / "config", kube.plane, server="https://no-such-host.invalid")
+    fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://no-such-host.invalid: ")
+
+
+def test_a_certificate_of_somebody_else_is_refused(kube: Kube, command: Start, tmp_path: Path) -> None:
+    port = kube.api.configuration.host.rpartition(":")[2]
+    file = kubeconfig(tmp_path / "config", kube.plane, server=f"https://127.0.0.2:{port}")
+    fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://127.0.0.2:")
+
+
+def test_an_expired_token(kube: Kube, command: Start, tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path / "config", kube.plane, token="expired")
+    fails(command("--kubeconfig", file, "--once"), 1, "does not accept the credentials (401): log in again")
+
+
+def test_a_missing_right_names_verb_resource_and_namespace(kube: Kube, command: Start) -> None:
+    process = command("--once", "--kubeconfig", str(kube.plane.kubeconfig("nobody")))
+    fails(process, 1, f'cannot list in namespace {kube.ns}: pods is forbidden: User "nobody" cannot list resource "pods"')
+    assert f'in the namespace "{kube.ns}"; grant this right to the operator' in process.log
+
+
+def test_a_namespace_that_does_not_exist(kube: Kube, command: Start) -> None:
+    kube.create()
+    process = command("--once", "-n", "nowhere", "-n", kube.ns)
+    fails(process, 1, "namespace nowhere does not exist: nothing is served there until it is created")
+    assert kube.names() == ["x-0"]
+
+
+# Answers that are none -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda h: h.answer(200, b"<html>welcome</html>", "text/html"), "the answer is not JSON"),
+        (lambda h: h.answer(200, b'{"kind": "Status"}'), "the answer is not a list"),
+        (lambda h: h.answer(200, b'{"kind": "PodList", "items": [{'), "the answer is not JSON"),
+        (lambda h: h.answer(502, b"<html>bad gateway</html>", "text/html"), "HTTP 502: Bad Gateway"),
+        (lambda h: h.answer(410, b'{"kind": "Status", "message": "too old"}'), "HTTP 410: too old"),
+        (lambda h: time.sleep(2), "no answer within 1 s"),
+        (lambda h: h.drip(3), "no answer within 1 s"),
+    ],
+)
+def test_a_list_that_failed_is_not_an_empty_list(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire, answer: Callable[[Any], None], message: str
+) -> None:
+    kube.create(replicas=2)
+    assert command("--once").end() == 0
+    before = kube.uids()
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if "/pods" in path:
+            answer(handler)
+        return "/pods" in path
+
+    wire.fault = fault
+    file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
+    started = time.monotonic()
+    fails(command("--kubeconfig", file, "--once", "--timeout", "1"), 1, message)
+    assert time.monotonic() - started < 5
+    assert kube.uids() == before
+    assert not [request for request in wire.requests if request.verb != "GET"]
+
+
+def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        hangs = verb == "POST" and b'"name": "bad-0"' in handler.seen
+        if hangs:
+            time.sleep(20)
+        return hangs
+
+    wire.fault = fault
+    kube.create("bad")
+    file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
+    process = command("--kubeconfig", file, "--interval", "0.3", "--timeout", "15")
+    process.says("serves")
+    for name in "abc":
+        kube.create(name)
+        kube.ready(*[f"{n}-0" for n in "abc" if n <= name])
+    started = time.monotonic()
+    assert process.stop() == 0, "also while a write hangs"
+    assert time.monotonic() - started < 5
+
+
+def test_a_second_signal_ends_it_at_once(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if verb == "POST":
+            time.sleep(20)
+        return verb == "POST"
+
+    wire.fault = fault
+    kube.create()
+    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "-v")
+    process.says("serves")
+    time.sleep(1)
+    process.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.process.poll() is None, "it waits for the write under way"
+    assert process.stop() == -signal.SIGTERM
+
+
+def test_the_package_is_one_module_that_imports_without_a_cluster() -> None:
+    code = "import milvus_operator, sys; print(callable(milvus_operator.milvuses), callable(milvus_operator.pods))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, env=dict(os.environ))
+    assert done.stdout == "True True\n"
+    assert isinstance(mo.main, click.Command)

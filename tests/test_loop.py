@@ -1,0 +1,642 @@
+"""The loop, against the real API server: each rule about pods, status and conditions."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ORIGINAL_MILVUS, TOP, Kube, eventually, new_operator, plain, settle
+from wire import Wire
+
+import milvus_operator as mo
+
+Obj = dict[str, Any]
+
+
+# What is there -------------------------------------------------------------------------
+
+
+def test_the_milvus_of_the_original_example_is_served_unchanged(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
+    operator.run_pass()
+    kube.ready("milvus-crd-test-0")
+    pod = kube.all_pods()["milvus-crd-test-0"]
+    assert pod["spec"]["containers"][0]["image"] == "milvusdb/milvus"
+    assert pod["spec"]["containers"][0]["name"] == "milvus"
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("milvus-crd-test-0", "milvus-crd-test")
+    assert pod["metadata"]["annotations"]["zilliz.com/milvus-spec"] == "this is milvus spec"
+    assert pod["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "milvus",
+        "app.kubernetes.io/instance": "milvus-crd-test",
+        "app.kubernetes.io/managed-by": "milvus-operator",
+        "apps.kubernetes.io/pod-index": "0",
+    }
+    assert pod["metadata"]["ownerReferences"] == [mo.owner_reference(kube.get("milvus-crd-test"))]
+    sample = next(yaml.safe_load_all((TOP / "sample.yaml").read_text()))
+    assert sample == yaml.safe_load(ORIGINAL_MILVUS)
+
+
+def test_a_deleted_pod_comes_back(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=2)
+    settle(operator)
+    before = kube.uids()
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    settle(operator)
+    kube.ready("x-0", "x-1")
+    assert kube.uids()["x-1"] == before["x-1"]
+    assert kube.uids()["x-0"] != before["x-0"]
+
+
+def test_scaling_up_and_down_takes_the_highest(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    before = kube.uids()
+    kube.kubectl("scale", "milvus/x", "--replicas=5")
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2", "x-3", "x-4")
+    kube.kubectl("scale", "mi/x", "--replicas=2")
+    settle(operator)
+    kube.ready("x-0", "x-1")
+    assert kube.uids()["x-0"] == before["x-0"]
+    kube.kubectl("scale", "mi/x", "--replicas=0")
+    settle(operator)
+    eventually(lambda: not kube.names())
+    assert kube.condition("Ready")["status"] == "True"
+
+
+def test_a_thousand_replicas_in_one_pass(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=1000)
+    assert operator.run_pass(once=True)
+    assert len(kube.names()) == 1000
+    assert kube.status()["replicas"] == 1000
+
+
+def test_an_ending_pod_is_waited_for_and_not_counted(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    before = kube.uids()
+    kube.hold("x-0")
+    kube.delete_pod("x-0")
+    settle(operator)
+    assert kube.uids() == before
+    assert (kube.status()["replicas"], kube.condition("Ready")["reason"]) == (0, "Terminating")
+    kube.release("x-0")
+    kube.gone("x-0")
+    settle(operator)
+    kube.ready("x-0")
+
+
+def test_a_failed_pod_is_replaced_at_once_then_after_a_back_off(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(image="milvus:dies")
+    operator.run_pass()
+    first = kube.uids()["x-0"]
+    eventually(lambda: mo.is_finished(kube.all_pods()["x-0"]))
+    operator.run_pass()
+    second = eventually(lambda: kube.uids().get("x-0"))
+    assert second != first, "deleted and created in one pass"
+    eventually(lambda: mo.is_finished(kube.all_pods()["x-0"]))
+    settle(operator)
+    assert kube.uids()["x-0"] == second, "the second time it waits"
+    assert kube.condition("Ready")["reason"] == "Evicted"
+    memory = operator.scopes[0].memories[kube.get()["metadata"]["uid"]]
+    assert memory.replaced.delay == 10
+    memory.replaced.since -= 10
+    operator.run_pass()
+    assert kube.uids()["x-0"] != second
+    assert memory.replaced.delay == 20
+
+
+def test_a_succeeded_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    before = kube.uids()
+    kube.set_pod_status("x-0", phase="Succeeded")
+    settle(operator)
+    kube.ready("x-0")
+    assert kube.uids() != before
+
+
+# Rolls ---------------------------------------------------------------------------------
+
+
+def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=3)
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2")
+    settle(operator)
+    kube.change(image="milvus:2")
+    order = []
+    for _ in range(60):
+        before = kube.uids()
+        ready = sum(map(mo.is_ready, kube.all_pods().values()))
+        operator.run_pass()
+        gone = [name for name, uid in before.items() if uid not in kube.uids().values()]
+        gone += [name for name, pod in kube.all_pods().items() if mo.is_ending(pod)]
+        order += [name for name in gone if name not in order]
+        assert not gone or ready == 3 or kube.images().count("milvus:1") == 0 or len(set(gone)) <= 1
+        if kube.images() == ["milvus:2"] * 3 and kube.condition("Ready")["status"] == "True":
+            break
+        time.sleep(0.1)
+    assert kube.images() == ["milvus:2"] * 3
+    assert order == ["x-2", "x-1", "x-0"]
+    assert kube.status()["updatedReplicas"] == 3
+
+
+def test_a_broken_image_costs_one_pod_and_is_rolled_back(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=3)
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2")
+    before = kube.uids()
+    kube.change(image="milvus:broken")
+    settle(operator)
+    eventually(lambda: kube.images().count("milvus:broken") == 1 and settle(operator) is None)
+    eventually(lambda: operator.run_pass() and kube.condition("Ready")["reason"] == "ImagePullBackOff")
+    assert kube.images() == ["milvus:1", "milvus:1", "milvus:broken"]
+    kube.change(image="milvus:1")
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2")
+    assert kube.images() == ["milvus:1"] * 3
+    assert {name: uid for name, uid in kube.uids().items() if name != "x-2"} == {
+        name: uid for name, uid in before.items() if name != "x-2"
+    }
+
+
+def test_a_changed_milvus_spec_rolls_and_replicas_do_not(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    kube.ready("x-0")
+    before = kube.uids()
+    kube.change(replicas=2)
+    settle(operator)
+    kube.ready("x-0", "x-1")
+    assert kube.uids()["x-0"] == before["x-0"]
+    kube.change(milvusSpec="other", replicas=1)
+    settle(operator)
+    eventually(lambda: operator.run_pass() and kube.uids().get("x-0") not in (None, before["x-0"]))
+
+
+# Ownership -----------------------------------------------------------------------------
+
+
+def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(kube: Kube, operator: mo.Operator) -> None:
+    kube.create_pod("x-1")
+    before = kube.uids()
+    kube.create(replicas=3)
+    kube.create("y")
+    assert not operator.run_pass()
+    assert kube.names() == ["x-0", "x-1", "x-2", "y-0"]
+    assert kube.uids()["x-1"] == before["x-1"]
+    reconciled = kube.condition("Reconciled")
+    assert (reconciled["status"], reconciled["reason"]) == ("False", "NameConflict")
+    assert "the pod x-1 was made by somebody else" in reconciled["message"]
+    kube.delete_pod("x-2")
+    kube.gone("x-2")
+    operator.run_pass()
+    assert "x-2" in kube.names(), "other ordinals go on while the conflict lasts"
+    kube.delete_pod("x-1")
+    kube.gone("x-1")
+    kube.change(replicas=4)
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2", "x-3", "y-0")
+    eventually(lambda: operator.run_pass() and kube.condition("Reconciled")["status"] == "True")
+
+
+def test_a_conflict_is_looked_at_again_only_after_its_back_off(kube: Kube, wire: Wire) -> None:
+    kube.create_pod("x-0")
+    kube.create()
+    operator = new_operator(kube, server=wire.url)
+    operator.run_pass()
+    assert wire.verbs().count(f"POST /api/v1/namespaces/{kube.ns}/pods") == 1
+    wire.requests.clear()
+    operator.run_pass()
+    assert {request.verb for request in wire.requests} == {"GET"}
+    memory = operator.scopes[0].memories[kube.get()["metadata"]["uid"]]
+    assert memory.refused.delay == 10
+    memory.refused.since -= 10
+    operator.run_pass()
+    assert wire.verbs().count(f"POST /api/v1/namespaces/{kube.ns}/pods") == 1
+    assert memory.refused.delay == 20
+
+
+def test_a_stranger_that_carries_our_labels_is_left_alone(kube: Kube, operator: mo.Operator) -> None:
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "3a5b", "controller": True}
+    kube.kubectl("create", "configmap", "c")
+    owner["uid"] = kube.kubectl("get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
+    milvus = kube.create()
+    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0), ownerReferences=[owner])
+    before = kube.uids()
+    operator.run_pass()
+    assert kube.uids() == before
+    assert "the pod x-0 belongs to ConfigMap c" in kube.condition("Reconciled")["message"]
+
+
+def test_orphans_are_adopted_and_then_treated_as_any_pod(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=3)
+    settle(operator)
+    kube.ready("x-0", "x-1", "x-2")
+    before = kube.uids()
+    kube.kubectl("delete", "mi", "x", "--cascade=orphan")
+    eventually(lambda: all(mo.controller_of(pod) is None for pod in kube.all_pods().values()))
+    operator.run_pass()
+    assert kube.uids() == before, "nobody's pods are not ours before there is a Milvus again"
+    milvus = kube.create(replicas=2)
+    settle(operator)
+    kube.ready("x-0", "x-1")
+    assert kube.uids().items() <= before.items()
+    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {milvus["metadata"]["uid"]}
+
+
+def test_an_orphan_with_an_old_template_is_adopted_and_rolled(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    kube.ready("x-0")
+    before = kube.uids()
+    kube.patch_pod("x-0", ownerReferences=None, annotations={mo.TEMPLATE_HASH: None})
+    settle(operator)
+    eventually(lambda: operator.run_pass() and kube.uids().get("x-0") not in (None, before["x-0"]))
+
+
+def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    before = kube.uids()
+    kube.patch_pod("x-0", labels={"app.kubernetes.io/managed-by": None, "app.kubernetes.io/instance": "y", "own": "1"})
+    settle(operator)
+    assert kube.uids() == before
+    labels = kube.all_pods()["x-0"]["metadata"]["labels"]
+    assert labels == mo.pod_labels(kube.get(), 0) | {"own": "1"}
+    assert kube.condition("Reconciled")["status"] == "True"
+
+
+def test_pods_of_an_earlier_milvus_are_waited_for(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    kube.hold("x-0")
+    before = kube.uids()
+    kube.delete()
+    kube.create()
+    eventually(lambda: mo.is_ending(kube.all_pods()["x-0"]) or operator.run_pass() is None)
+    operator.run_pass()
+    assert kube.uids() == before
+    assert kube.condition("Reconciled")["status"] == "True", "that is no conflict"
+    kube.release("x-0")
+    kube.gone("x-0")
+    settle(operator)
+    kube.ready("x-0")
+
+
+def test_a_deleted_milvus_gets_nothing_new_and_its_pods_go(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=2)
+    settle(operator)
+    kube.hold("x-1")
+    kube.delete(propagationPolicy="Foreground")
+    kube.gone("x-0")
+    operator.run_pass()
+    assert kube.names() == ["x-1"], "its Milvus is ending: x-0 is not created again"
+    kube.release("x-1")
+    eventually(lambda: not kube.names())
+    settle(operator)
+    assert kube.names() == []
+
+
+def test_every_delete_carries_the_uid(kube: Kube, wire: Wire) -> None:
+    kube.create(replicas=3)
+    operator = new_operator(kube, server=wire.url)
+    settle(operator)
+    uids = kube.uids()
+    kube.change(replicas=1, image="milvus:2")
+    eventually(lambda: operator.run_pass() and kube.images() == ["milvus:2"])
+    deletes = [request for request in wire.requests if request.verb == "DELETE"]
+    assert len(deletes) == 3
+    for request in deletes:
+        assert json.loads(request.body)["preconditions"] == {"uid": uids[request.path.rpartition("/")[2]]}
+
+
+def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted(kube: Kube, operator: mo.Operator) -> None:
+    milvus = kube.create()
+    settle(operator)
+    listed = kube.all_pods()["x-0"]
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    settle(operator)
+    before = kube.uids()
+    with pytest.raises(mo.ApiError) as error:
+        operator.cluster.delete(milvus, listed)
+    assert error.value.code == 409
+    assert kube.uids() == before
+
+
+# Status --------------------------------------------------------------------------------
+
+
+def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=2)
+    settle(operator)
+    kube.ready("x-0", "x-1")
+    settle(operator)
+    kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
+    table = [line.split() for line in kube.kubectl("get", "mi").splitlines()]
+    assert table[0] == ["NAME", "DESIRED", "READY", "STATUS", "IMAGE", "AGE"]
+    assert table[1][:5] == ["x", "2", "2", "Ready", "milvus:1"]
+    status = kube.status()
+    assert status["observedGeneration"] == kube.get()["metadata"]["generation"]
+    assert status["pods"] == ["x-0", "x-1"]
+    selected = kube.kubectl("get", "pods", "-l", status["selector"], "-o", "name").split()
+    assert selected == ["pod/x-0", "pod/x-1"]
+    scale = json.loads(kube.kubectl("get", "mi", "x", "--subresource=scale", "-o", "json"))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    assert scale["status"]["selector"] == status["selector"]
+
+
+def test_last_transition_time_changes_only_with_the_status(kube: Kube, operator: mo.Operator) -> None:
+    kube.create()
+    settle(operator)
+    kube.ready("x-0")
+    settle(operator)
+    before = kube.condition("Ready")["lastTransitionTime"]
+    time.sleep(1.1)
+    kube.change(replicas=0)
+    settle(operator)
+    assert kube.condition("Ready")["lastTransitionTime"] == before
+    kube.change(replicas=1, image="milvus:broken")
+    eventually(lambda: operator.run_pass() and kube.condition("Ready")["reason"] == "ImagePullBackOff")
+    assert kube.condition("Ready")["lastTransitionTime"] > before
+
+
+def test_nothing_is_written_when_nothing_changed(kube: Kube, wire: Wire) -> None:
+    for name in ("x", "y"):
+        kube.create(name, replicas=2)
+    operator = new_operator(kube, server=wire.url)
+    settle(operator)
+    kube.ready("x-0", "x-1", "y-0", "y-1")
+    settle(operator)
+    wire.requests.clear()
+    operator.run_pass()
+    assert wire.verbs() == [
+        f"GET /api/v1/namespaces/{kube.ns}/pods",
+        f"GET /apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses",
+    ]
+
+
+def test_the_status_of_a_milvus_that_is_gone_is_no_trouble(kube: Kube, operator: mo.Operator, caplog: Any) -> None:
+    gone = kube.create()
+    kube.delete()
+    eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
+    assert operator.cluster.write_status(gone, gone | {"status": {"replicas": 1}}) is None
+
+
+def test_an_unschedulable_pod_says_so(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("cordon", "-l", "type=kwok")
+    try:
+        kube.create()
+        eventually(lambda: operator.run_pass() and kube.condition("Ready")["reason"] == "Unschedulable")
+        assert "3 node(s) were unschedulable" in kube.condition("Ready")["message"]
+        assert kube.condition("Reconciled")["status"] == "True"
+    finally:
+        kube.kubectl("uncordon", "-l", "type=kwok")
+
+
+# What is refused -----------------------------------------------------------------------
+
+
+def test_a_quota_of_two_of_five(kube: Kube, wire: Wire) -> None:
+    kube.kubectl("create", "quota", "q", "--hard=pods=2")
+    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
+    kube.create(replicas=5)
+    operator = new_operator(kube, server=wire.url)
+    assert not operator.run_pass(once=True)
+    there = kube.names()
+    assert len(there) == 2
+    reconciled = kube.condition("Reconciled")
+    assert (reconciled["status"], reconciled["reason"]) == ("False", "QuotaExceeded")
+    assert "exceeded quota: q" in reconciled["message"]
+    posts = [request for request in wire.requests if request.verb == "POST"]
+    assert len(posts) <= 6
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    eventually(lambda: operator.run_pass() is not None and kube.names() == there)
+    kube.kubectl("delete", "quota", "q")
+    settle(operator)
+    assert kube.names() == there, "what was refused waits for its back-off"
+    kube.change(replicas=6)
+    settle(operator)
+    assert len(kube.names()) == 6, "a changed spec is tried at once"
+    assert kube.condition("Reconciled")["status"] == "True"
+
+
+def test_many_pods_under_a_quota_that_allows_them(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("create", "quota", "q", "--hard=pods=100")
+    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "100")
+    kube.create(replicas=60)
+    assert operator.run_pass(once=True)
+    assert len(kube.names()) == 60
+
+
+def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
+    kube.create()
+    operator.run_pass()
+    reconciled = kube.condition("Reconciled")
+    assert (reconciled["status"], reconciled["reason"]) == ("False", "Forbidden")
+    assert "violates PodSecurity" in reconciled["message"]
+
+
+def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:
+    def refused(spec: str, name: str = "x") -> str:
+        body = f"{{apiVersion: zilliz.com/v1, kind: Milvus, metadata: {{name: {name}}}, spec: {spec}}}"
+        return kube.kubectl("create", "-f", "-", stdin=body, check=False)
+
+    assert "spec.image: Required value" in refused("{}")
+    assert "spec.image in body should be at least 1 chars long" in refused('{image: ""}')
+    assert 'spec.image: Invalid value: "number"' in refused("{image: 3.1}")
+    assert "spec.replicas in body should be greater than or equal to 0" in refused("{image: a, replicas: -1}")
+    assert "spec.replicas in body should be less than or equal to 1000" in refused("{image: a, replicas: 1001}")
+    assert "spec.milvusSpec: Too long" in refused("{image: a, milvusSpec: " + "a" * 65537 + "}")
+    for name in ("a.b", "a" * 53, "a" * 253):
+        assert "the name of a Milvus must be a DNS label of at most 52 characters" in refused("{image: a}", name)
+    assert "created" in refused("{image: a}", "a" * 52)
+
+
+def test_a_name_of_52_characters_with_a_thousand_replicas_is_a_host_name(kube: Kube, operator: mo.Operator) -> None:
+    name = "a" * 52
+    kube.create(name)
+    operator.run_pass()
+    pod = mo.new_pod(kube.get(name), 999)
+    kube.pods.create(body=pod, namespace=kube.ns)
+    assert f"{name}-999" in kube.names()
+
+
+# Other clusters ------------------------------------------------------------------------
+
+
+def original_crd(**spec: Any) -> Obj:
+    """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
+    fields = {"milvusSpec": {"type": "string"}, "image": {"type": "string"}, "replicas": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"spec": spec or {"type": "object", "properties": fields}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "milvuses.zilliz.com"},
+        "spec": {
+            "group": "zilliz.com",
+            "scope": "Namespaced",
+            "names": {"plural": "milvuses", "singular": "milvus", "kind": "Milvus", "shortNames": ["mi"]},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+@pytest.fixture
+def other_crd(kube: Kube) -> Any:
+    """Replaces the CRD for one test; takes the new one and waits until it is in force."""
+    ours = yaml.safe_load((TOP / "crd.yaml").read_text())
+
+    def replace(crd: Obj) -> None:
+        kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
+        has_status = "subresources" in crd["spec"]["versions"][0]
+        eventually(lambda: ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1")) == has_status)
+        time.sleep(1)  # the handler follows discovery
+
+    yield replace
+    replace(ours)
+
+
+def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
+    kube: Kube, other_crd: Any, caplog: Any
+) -> None:
+    other_crd(original_crd())
+    kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
+    kube.create("no-image", image=None)
+    kube.create("negative", replicas=-1)
+    kube.create("huge", replicas=2**31)
+    for name in ("dotted.name", "l" * 253):
+        kube.create(name)
+    operator = new_operator(kube)
+    operator.run_pass()
+    kube.ready("milvus-crd-test-0")
+    operator.run_pass()
+    text = caplog.text
+    assert f"milvus {kube.ns}/no-image: Invalid: spec.image must be" in text
+    assert f"milvus {kube.ns}/negative: Invalid: spec.replicas must be" in text
+    assert f"milvus {kube.ns}/huge: Invalid: spec.replicas must be" in text
+    assert f"milvus {kube.ns}/dotted.name: Invalid: the name must be" in text
+    assert f"milvus {kube.ns}/{'l' * 253}: Invalid: the name must be" in text
+    assert text.count("is an old one: no status is written until `kubectl apply -f crd.yaml`") == 1
+    assert "status" not in kube.get("milvus-crd-test")
+    other_crd(yaml.safe_load((TOP / "crd.yaml").read_text()))
+    before = kube.uids()
+    operator.run_pass()
+    assert kube.status("milvus-crd-test") == {}, "it tries again after a while only"
+    operator.no_status[kube.ns] -= 10
+    operator.run_pass()
+    operator.run_pass()
+    assert kube.condition("Ready", "milvus-crd-test")["status"] == "True"
+    assert f"cannot write the status of milvus {kube.ns}/dotted.name: " in caplog.text
+    assert kube.condition("Reconciled", "negative")["reason"] == "Invalid"
+    assert kube.uids() == before
+
+
+def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_crd: Any, operator: mo.Operator) -> None:
+    other_crd(original_crd(**{"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
+    for depth in (900, 4000, 8000):
+        body = '{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{"name":"deep-%d"},"spec":{"image":"a","x":' % depth
+        body += '{"a":' * depth + "1" + "}" * depth + "}}"
+        kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+    kube.create("y")
+    operator.run_pass()
+    assert kube.names() == ["deep-4000-0", "deep-8000-0", "deep-900-0", "y-0"]
+
+
+@pytest.mark.parametrize("spec", ["text", 7, [], {"image": 3.1}, {"image": ["a"]}, {"image": "a", "replicas": "many"},
+                                  {"image": "a", "replicas": 1.5}, {"image": "a", "milvusSpec": {"a": 1}}])  # fmt: skip
+def test_a_spec_of_any_shape_harms_nobody(kube: Kube, other_crd: Any, operator: mo.Operator, spec: Any) -> None:
+    other_crd(original_crd(**{"x-kubernetes-preserve-unknown-fields": True}))
+    body = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": "a"}, "spec": spec}
+    kube.milvuses.create(body=body, namespace=kube.ns, serializer=plain)
+    kube.create("b")
+    assert not operator.run_pass()
+    assert kube.names() == ["b-0"]
+
+
+def test_a_missing_crd_is_said_once_and_waited_for(kube: Kube, caplog: Any) -> None:
+    operator = new_operator(kube)
+    kube.kubectl("delete", "-f", str(TOP / "crd.yaml"))
+    try:
+        eventually(lambda: not operator.run_pass())
+        for _ in range(3):
+            assert not operator.run_pass()
+    finally:
+        kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
+    message = "knows no milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
+    assert caplog.text.count(message) == 1
+    eventually(operator.run_pass)
+    assert f"over: {operator.cluster.server} {message}" in caplog.text
+    kube.create()
+    operator.run_pass()
+    assert kube.names() == ["x-0"]
+
+
+# Many at once --------------------------------------------------------------------------
+
+
+def test_only_the_namespaces_that_are_asked_for_are_served(kube: Kube) -> None:
+    kube.create()
+    other = new_operator(kube, namespaces=["default"])
+    other.run_pass()
+    assert kube.names() == []
+    new_operator(kube, namespaces=["default", kube.ns]).run_pass()
+    assert kube.names() == ["x-0"]
+    kube.create("y")
+    new_operator(kube, namespaces=[None]).run_pass()
+    assert kube.names() == ["x-0", "y-0"]
+
+
+def test_three_copies_at_once_do_no_harm(kube: Kube) -> None:
+    import threading
+
+    for name in "abcdef":
+        kube.create(name, replicas=4)
+    copies = [new_operator(kube) for _ in range(3)]
+    threads = [threading.Thread(target=settle, args=(copy,)) for copy in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kube.names() == sorted(f"{name}-{i}" for name in "abcdef" for i in range(4))
+    for name in "abcdef":
+        assert kube.condition("Reconciled", name)["status"] == "True"
+
+
+def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mo, "PAGE", 2)
+    for name in "abcde":
+        kube.create(name)
+    operator = new_operator(kube, server=wire.url)
+    operator.run_pass()
+    assert len(kube.names()) == 5
+    wire.requests.clear()
+    operator.run_pass()
+    pages = [request for request in wire.requests if request.verb == "GET"]
+    assert [request.path.rpartition("/")[2] for request in pages] == ["pods"] * 3 + ["milvuses"] * 3
+    assert all(request.query["limit"] == ["2"] for request in pages)
+    assert pages[0].query["labelSelector"] == ["app.kubernetes.io/managed-by=milvus-operator"]
+
+
+def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
+    kube.create(replicas=2)
+    settle(new_operator(kube))
+    kube.ready("x-0", "x-1")
+    settle(new_operator(kube))
+    kube.create("y")
+    kube.change(replicas=1, image="milvus:2")
+    pods, before = kube.all_pods(), (kube.get("x"), kube.get("y"))
+    new_operator(kube, dry_run=True).run_pass(once=True)
+    assert kube.all_pods() == pods
+    assert (kube.get("x"), kube.get("y")) == before
+    said = [record.getMessage() for record in caplog.records if "dry run" in record.getMessage()]
+    assert f"dry run, not really: created pod {kube.ns}/y-0: missing" in said
+    assert f"dry run, not really: deleted pod {kube.ns}/x-1: surplus: 1 wanted" in said
