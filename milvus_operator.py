@@ -48,6 +48,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 import urllib3
+import yaml
 from kubernetes import config as kubeconfig_loader
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
@@ -585,10 +586,12 @@ class Cluster:
             body = call(serialize=False, _request_timeout=self.timeout, **arguments).data
         except ApiException as error:
             raise ApiError.of(error) from None
-        except urllib3.exceptions.TimeoutError:
-            raise ApiError(0, f"no answer within {self.timeout:g} s") from None
         except (urllib3.exceptions.HTTPError, ConfigException, OSError) as error:
-            raise ApiError(0, re.sub(r"<[^>]*>: |[(]?<?[A-Za-z]+Connection[^:]*: ", "", str(error))) from None
+            late = isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError)
+            if late and not isinstance(error, urllib3.exceptions.NewConnectionError):
+                raise ApiError(0, f"no answer within {self.timeout:g} s") from None
+            text = str(error.args[-1] if error.args else type(error).__name__)
+            raise ApiError(0, re.sub(r"^\S*Connection\(.*?\): ", "", text)) from None
         try:
             return mapping(parse(body))
         except ValueError:
@@ -680,7 +683,7 @@ class Cluster:
             # the Milvus is gone, and its status with it
 
     def serves_status(self) -> bool:
-        """Whether the CRD has the status subresource: without it, writing status is 404 as for a Milvus that is gone."""
+        """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
         served = self.request(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
         return any(resource["name"] == f"{PLURAL}/status" for resource in served.get("resources") or [])
 
@@ -1091,7 +1094,8 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             with open(f"{SERVICE_ACCOUNT}/namespace") as file:
                 return ApiClient(settings), file.read().strip() or "default"
     except Exception as error:  # the loader raises whatever a strange file makes it stumble on
-        text = " ".join(str(error).split()) or type(error).__name__
+        known = isinstance(error, ConfigException | OSError | yaml.YAMLError)
+        text = " ".join(str(error).split()) if known else "it is not a kubeconfig"
         source = files if not in_pod else f"{files} or {SERVICE_ACCOUNT}"
         raise Unusable(f"cannot use {source}: {text}; `kubectl config get-contexts` shows what is there") from None
     raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")

@@ -158,8 +158,6 @@ def plane() -> Iterator[ControlPlane]:
     try:
         with ControlPlane() as plane:
             kube = Kube(plane, "default")
-            kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
-            kube.kubectl("wait", "--for=condition=Established", "crd/milvuses.zilliz.com", "--timeout=10s")
             eventually(lambda: served(kube))
             yield plane
     except Unavailable as error:
@@ -229,7 +227,8 @@ class Command:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "MILVUS"))}
         self.process = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | {"HOME": "/nonexistent"} | (env or {}),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=clean | {"HOME": "/nonexistent"} | (env or {}),
         )  # fmt: skip
         self.log = ""
 
@@ -272,10 +271,11 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
 
 
 def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
-    """A copy of the administrator's kubeconfig, changed: server, token, namespace, cluster, user."""
+    """A copy of the administrator's kubeconfig, changed: server, tls_server_name, token, namespace."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
-    content["clusters"][0]["cluster"].update({"server": changes["server"]} if "server" in changes else {})
-    content["users"][0]["user"].update({"token": changes["token"]} if "token" in changes else {})
-    content["contexts"][0]["context"].update({"namespace": changes["namespace"]} if "namespace" in changes else {})
+    parts = {"server": content["clusters"][0]["cluster"], "tls_server_name": content["clusters"][0]["cluster"],
+             "token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}  # fmt: skip
+    for key, value in changes.items():
+        parts[key][key.replace("_", "-")] = value
     path.write_text(yaml.safe_dump(content))
     return str(path)

@@ -6,7 +6,7 @@
 etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
 and their kubelets are simulated by kwok. All are built once, from the Go modules that
 controlplane/*/go.mod pin, into a cache folder. Binaries that the folder KUBEBUILDER_ASSETS
-holds are used instead.
+holds are used instead. The CRD of this repository is installed.
 
 The process that starts them is a supervisor: it lives in a session of its own and ends all
 of them, and removes their folder, when its standard input closes. So nothing is left behind
@@ -144,7 +144,8 @@ def find_go() -> str:
         for command in ([sys.executable, "-m", "venv", str(venv)], pip):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
-                raise Unavailable(f"cannot install a Go toolchain: {(done.stderr or done.stdout).strip()[-300:]}")
+                said = " ".join((done.stderr or done.stdout).split())
+                raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}")
     return str(go)
 
 
@@ -199,7 +200,8 @@ class Supervisor:
         self.wait_for("kube-apiserver", lambda: self.get("/readyz") == b"ok")
         for user in USERS:
             self.write_kubeconfig(user)
-        self.start_others()
+        self.kubectl("apply", "-f", "-", stdin=(HERE.parent / "crd.yaml").read_text())
+        self.start_others()  # after the CRD: the garbage collector looks for new kinds every 30 s only
         for number in range(NODES):
             self.kubectl("create", "-f", "-", stdin=node(number))
         self.wait_for("kube-controller-manager", lambda: self.kubectl("get", "sa", "default", "-n", "default"))
@@ -275,7 +277,8 @@ apiVersion: v1
 kind: Config
 current-context: {user}
 contexts: [{{name: {user}, context: {{cluster: local, user: {user}}}}}]
-clusters: [{{name: local, cluster: {{server: "https://127.0.0.1:{self.api}", certificate-authority-data: {authority}}}}}]
+clusters:
+- {{name: local, cluster: {{server: "https://127.0.0.1:{self.api}", certificate-authority-data: {authority}}}}}
 users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
 """
         self.kubeconfig(user).touch(mode=0o600)

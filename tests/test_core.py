@@ -72,7 +72,9 @@ ORPHAN = pod("x-1", "ready", owner=None)
 )
 def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expected: list[str]) -> None:
     assert actions(milvus(replicas), *pods) == expected, what
-    assert sorted(actions(milvus(replicas), *reversed(pods))) == sorted(expected), "the order of the list must not matter"
+    assert sorted(actions(milvus(replicas), *reversed(pods))) == sorted(expected), (
+        "the order of the list must not matter"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,9 @@ def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> Non
         mo.decide(broken, READY)
     assert str(error.value) == message
     status = mo.status_of(broken, READY, None, NOW)
-    assert [(c["status"], c["reason"], c["message"]) for c in status["conditions"]] == [("False", "Invalid", message)] * 2
+    assert [(c["status"], c["reason"], c["message"]) for c in status["conditions"]] == [
+        ("False", "Invalid", message)
+    ] * 2
 
 
 def test_the_status_of_a_served_milvus() -> None:

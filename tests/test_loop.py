@@ -470,7 +470,69 @@ def test_a_name_of_52_characters_with_a_thousand_replicas_is_a_host_name(kube: K
     assert f"{name}-999" in kube.names()
 
 
-# Other clusters ------------------------------------------------------------------------
+# Many at once --------------------------------------------------------------------------
+
+
+def test_only_the_namespaces_that_are_asked_for_are_served(kube: Kube) -> None:
+    kube.create()
+    other = new_operator(kube, namespaces=["default"])
+    other.run_pass()
+    assert kube.names() == []
+    new_operator(kube, namespaces=["default", kube.ns]).run_pass()
+    assert kube.names() == ["x-0"]
+    kube.create("y")
+    new_operator(kube, namespaces=[None]).run_pass()
+    assert kube.names() == ["x-0", "y-0"]
+
+
+def test_three_copies_at_once_do_no_harm(kube: Kube) -> None:
+    import threading
+
+    for name in "abcdef":
+        kube.create(name, replicas=4)
+    copies = [new_operator(kube) for _ in range(3)]
+    threads = [threading.Thread(target=settle, args=(copy,)) for copy in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kube.names() == sorted(f"{name}-{i}" for name in "abcdef" for i in range(4))
+    for name in "abcdef":
+        assert kube.condition("Reconciled", name)["status"] == "True"
+
+
+def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mo, "PAGE", 2)
+    for name in "abcde":
+        kube.create(name)
+    operator = new_operator(kube, server=wire.url)
+    operator.run_pass()
+    assert len(kube.names()) == 5
+    wire.requests.clear()
+    operator.run_pass()
+    pages = [request for request in wire.requests if request.verb == "GET"]
+    assert [request.path.rpartition("/")[2] for request in pages] == ["pods"] * 3 + ["milvuses"] * 3
+    assert all(request.query["limit"] == ["2"] for request in pages)
+    assert pages[0].query["labelSelector"] == ["app.kubernetes.io/managed-by=milvus-operator"]
+
+
+def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
+    kube.create(replicas=2)
+    settle(new_operator(kube))
+    kube.ready("x-0", "x-1")
+    settle(new_operator(kube))
+    kube.create("y")
+    kube.change(replicas=1, image="milvus:2")
+    pods, before = kube.all_pods(), (kube.get("x"), kube.get("y"))
+    new_operator(kube, dry_run=True).run_pass(once=True)
+    assert kube.all_pods() == pods
+    assert (kube.get("x"), kube.get("y")) == before
+    said = [record.getMessage() for record in caplog.records if "dry run" in record.getMessage()]
+    assert f"dry run, not really: created pod {kube.ns}/y-0: missing" in said
+    assert f"dry run, not really: deleted pod {kube.ns}/x-1: surplus: 1 wanted" in said
+
+
+# Other clusters. Last, because the garbage collector follows a new CRD only after a while.
 
 
 def original_crd(**spec: Any) -> Obj:
@@ -543,7 +605,10 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
 def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_crd: Any, operator: mo.Operator) -> None:
     other_crd(original_crd(**{"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
     for depth in (900, 4000, 8000):
-        body = '{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{"name":"deep-%d"},"spec":{"image":"a","x":' % depth
+        body = (
+            '{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{"name":"deep-%d"},"spec":{"image":"a","x":'
+            % depth
+        )
         body += '{"a":' * depth + "1" + "}" * depth + "}}"
         kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
     kube.create("y")
@@ -578,65 +643,3 @@ def test_a_missing_crd_is_said_once_and_waited_for(kube: Kube, caplog: Any) -> N
     kube.create()
     operator.run_pass()
     assert kube.names() == ["x-0"]
-
-
-# Many at once --------------------------------------------------------------------------
-
-
-def test_only_the_namespaces_that_are_asked_for_are_served(kube: Kube) -> None:
-    kube.create()
-    other = new_operator(kube, namespaces=["default"])
-    other.run_pass()
-    assert kube.names() == []
-    new_operator(kube, namespaces=["default", kube.ns]).run_pass()
-    assert kube.names() == ["x-0"]
-    kube.create("y")
-    new_operator(kube, namespaces=[None]).run_pass()
-    assert kube.names() == ["x-0", "y-0"]
-
-
-def test_three_copies_at_once_do_no_harm(kube: Kube) -> None:
-    import threading
-
-    for name in "abcdef":
-        kube.create(name, replicas=4)
-    copies = [new_operator(kube) for _ in range(3)]
-    threads = [threading.Thread(target=settle, args=(copy,)) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert kube.names() == sorted(f"{name}-{i}" for name in "abcdef" for i in range(4))
-    for name in "abcdef":
-        assert kube.condition("Reconciled", name)["status"] == "True"
-
-
-def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mo, "PAGE", 2)
-    for name in "abcde":
-        kube.create(name)
-    operator = new_operator(kube, server=wire.url)
-    operator.run_pass()
-    assert len(kube.names()) == 5
-    wire.requests.clear()
-    operator.run_pass()
-    pages = [request for request in wire.requests if request.verb == "GET"]
-    assert [request.path.rpartition("/")[2] for request in pages] == ["pods"] * 3 + ["milvuses"] * 3
-    assert all(request.query["limit"] == ["2"] for request in pages)
-    assert pages[0].query["labelSelector"] == ["app.kubernetes.io/managed-by=milvus-operator"]
-
-
-def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
-    kube.create(replicas=2)
-    settle(new_operator(kube))
-    kube.ready("x-0", "x-1")
-    settle(new_operator(kube))
-    kube.create("y")
-    kube.change(replicas=1, image="milvus:2")
-    pods, before = kube.all_pods(), (kube.get("x"), kube.get("y"))
-    new_operator(kube, dry_run=True).run_pass(once=True)
-    assert kube.all_pods() == pods
-    assert (kube.get("x"), kube.get("y")) == before
-    said = [record.getMessage() for record in caplog.records if "dry run" in record.getMessage()]
-    assert f"dry run, not really: created pod {kube.ns}/y-0: missing" in said
-    assert f"dry run, not really: deleted pod {kube.ns}/x-1: surplus: 1 wanted" in said

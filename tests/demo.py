@@ -1,0 +1,168 @@
+"""The life of a Milvus, on a real control plane on this machine: `make demo`.
+
+Each step says what it does, does it, waits until it has happened, and shows what kubectl
+shows. It ends with 1 when a step did not happen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from controlplane import ControlPlane, Unavailable
+
+TOP = Path(__file__).resolve().parent.parent
+NAME = "milvus-crd-test"
+BOLD, DIM, GREEN, RED, PLAIN = (
+    ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m") if sys.stdout.isatty() else ("",) * 5
+)
+
+
+class Missed(Exception):
+    """A step did not happen."""
+
+
+def show(text: str = "", style: str = "") -> None:
+    print(f"{style}{text}{PLAIN if style else ''}", flush=True)
+
+
+class Demo:
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane, self.number = plane, 0
+        self.operator = subprocess.Popen(
+            [sys.executable, str(TOP / "milvus_operator.py"), "--interval", "1"],
+            env=self.env(), stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(target=self.follow, daemon=True).start()
+
+    def env(self) -> dict[str, str]:
+        return os.environ | {"KUBECONFIG": str(self.plane.kubeconfig())}
+
+    def follow(self) -> None:
+        """The operator's log, on the screen."""
+        assert self.operator.stderr
+        for line in self.operator.stderr:
+            show(f"    operator | {line.rstrip()}", DIM)
+
+    def kubectl(self, *arguments: str, quiet: bool = False) -> str:
+        if not quiet:
+            show(f"$ {shlex.join(['kubectl', *arguments])}", BOLD)
+        command = [str(self.plane.kubectl), *arguments]
+        done = subprocess.run(command, env=self.env(), cwd=TOP, capture_output=True, text=True)
+        if done.returncode:
+            raise Missed(done.stderr.strip())
+        if not quiet:
+            show((done.stdout or done.stderr).rstrip())
+        return done.stdout
+
+    def pods(self) -> dict[str, Any]:
+        listed = json.loads(self.kubectl("get", "pods", "-o", "json", quiet=True))["items"]
+        return {pod["metadata"]["name"]: pod for pod in listed}
+
+    def names(self) -> list[str]:
+        return sorted(self.pods())
+
+    def ready(self, replicas: int) -> bool:
+        """Whether exactly these pods are there, and the Milvus says that it is Ready."""
+        milvus = json.loads(self.kubectl("get", "mi", NAME, "-o", "json", quiet=True))
+        status = milvus.get("status", {})
+        conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
+        return (
+            self.names() == [f"{NAME}-{i}" for i in range(replicas)]
+            and status.get("observedGeneration") == milvus["metadata"]["generation"]
+            and status.get("readyReplicas") == replicas
+            and conditions.get("Ready") == "True"
+        )
+
+    def step(self, title: str) -> None:
+        self.number += 1
+        show(f"\n{self.number}. {title}", BOLD + GREEN)
+
+    def wait(self, what: str, check: Callable[[], bool], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not check():
+            if time.monotonic() > end:
+                raise Missed(f"{what}: not within {seconds:.0f} s")
+            time.sleep(0.2)
+        self.kubectl("get", "mi,pods")
+
+    def tour(self) -> None:
+        self.step("The CRD is installed, the operator runs with an interval of 1 s")
+        self.kubectl("apply", "-f", "crd.yaml")
+
+        self.step("A Milvus is applied: its pod appears and becomes Ready")
+        self.kubectl("apply", "-f", "sample.yaml")
+        self.wait("a Ready pod", lambda: self.ready(1))
+
+        self.step("Its pod is deleted: another one takes its place")
+        before = self.pods()[f"{NAME}-0"]["metadata"]["uid"]
+        self.kubectl("delete", "pod", f"{NAME}-0")
+        self.wait("another pod", lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before)
+
+        self.step("It is scaled: 1 to 3, to 5, to 2")
+        for replicas in (3, 5, 2):
+            self.kubectl("scale", f"milvus/{NAME}", f"--replicas={replicas}")
+            self.wait(f"{replicas} pods", lambda wanted=replicas: self.ready(wanted))
+
+        self.step("The image changes: the pods roll, one at a time, the highest first")
+        image = "milvusdb/milvus:v2.6.0"
+        self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}}))
+        self.wait("the new image everywhere", lambda: self.ready(2) and self.images() == {image})
+        self.kubectl("get", "pods", "-o", "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image")
+
+        self.step("The Milvus is deleted: its pods go with it")
+        self.kubectl("delete", "milvus", NAME)
+        self.wait("no pods", lambda: not self.names())
+
+    def images(self) -> set[str]:
+        return {pod["spec"]["containers"][0]["image"] for pod in self.pods().values()}
+
+    def stop(self) -> None:
+        if self.operator.poll() is None:
+            self.operator.send_signal(signal.SIGTERM)
+        self.operator.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour")
+    wait = parser.parse_args().wait
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = time.monotonic()
+    try:
+        with ControlPlane() as plane:
+            show(f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)")
+            demo = None
+            try:
+                demo = Demo(plane)
+                demo.tour()
+                show(f"\nThat was the life of a Milvus, in {time.monotonic() - started:.0f} s.", BOLD + GREEN)
+                if wait == "yes" or (wait == "auto" and sys.stdin.isatty() and sys.stdout.isatty()):
+                    show("The control plane and the operator stay up until Ctrl-C. In another terminal:\n")
+                    show(f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n")
+                    if plane.kubectl.parent.name != "bin":
+                        show(f"  (kubectl is {plane.kubectl})\n")
+                    signal.pause()
+            finally:
+                if demo:
+                    demo.stop()
+        return 0
+    except KeyboardInterrupt:
+        return 0 if wait != "no" else 130
+    except (Missed, Unavailable, subprocess.SubprocessError) as error:
+        show(f"\nIt did not happen: {error}", BOLD + RED)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The control plane of the tests itself: it leaves nothing behind, and says why when it can't be had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import controlplane
+import pytest
+from conftest import TOP, eventually
+
+SCRIPT = str(TOP / "tests" / "controlplane.py")
+
+
+def processes_of(folder: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if folder in command:
+            found.append(command)
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_behind(signum: int) -> None:
+    asker = subprocess.Popen([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True)
+    assert asker.stdout
+    folder = str(Path(asker.stdout.readline().strip().removeprefix("export KUBECONFIG=")).parent)
+    assert len(processes_of(folder)) >= 5
+    asker.send_signal(signum)
+    asker.communicate()
+    eventually(lambda: not processes_of(folder) and not Path(folder).exists())
+
+
+def test_when_it_cannot_be_had_there_is_one_clear_line(tmp_path: Path) -> None:
+    env = {
+        "HOME": str(tmp_path),
+        "PATH": "/nowhere",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    done = subprocess.run([sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
+
+
+def test_a_binary_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+    for name in controlplane.COMMANDS:
+        (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path)}
+    done = subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "control plane: etcd ended with code 3: no luck today" in done.stderr
+
+
+def test_kubebuilder_assets_are_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etcd").write_text("#!/bin/sh\n")
+    (tmp_path / "etcd").chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert controlplane.commands()["etcd"] == tmp_path / "etcd"
+    assert controlplane.commands()["kwok"] == controlplane.cache() / "kwok"

@@ -1,0 +1,64 @@
+"""The README says what is so: its commands run, its options are those of --help."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from conftest import TOP, Kube
+
+README = (TOP / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def test_the_options_are_those_of_help() -> None:
+    command = [sys.executable, "milvus_operator.py", "--help"]
+    said = subprocess.run(command, cwd=TOP, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}).stdout
+    assert said.rstrip() in [block.rstrip() for block in blocks("")]
+
+
+def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None:
+    said = subprocess.run(["make", "help"], cwd=TOP, capture_output=True, text=True).stdout
+    targets = set(re.findall(r"^  make (\w+) +\S", said, re.M))
+    assert targets == {"help", "demo", "test", "lint", "install", "uninstall", "run", "clean"}
+    assert set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
+    assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
+
+
+def test_the_yaml_is_the_sample() -> None:
+    assert blocks("yaml")[0] == (TOP / "sample.yaml").read_text().partition("---")[0]
+
+
+def test_the_demo() -> None:
+    done = subprocess.run([sys.executable, "tests/demo.py", "--wait=no"], cwd=TOP, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "That was the life of a Milvus" in done.stdout
+    assert "\x1b" not in done.stdout, "no colours in a pipe"
+
+
+def test_make_install_run_and_uninstall(kube: Kube) -> None:
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "KUBECTL": str(kube.plane.kubectl)}
+    make = ["make", "-o", ".venv/ready", f"KUBECTL={kube.plane.kubectl}", f"BIN={os.path.dirname(sys.executable)}"]
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([*make, *arguments], cwd=TOP, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    assert "customresourcedefinition.apiextensions.k8s.io/milvuses.zilliz.com" in run("install")
+    kube.create()
+    assert "1 created" in run("run", f"ARGS=--once -n {kube.ns}")
+    assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in run("uninstall")
+    run("install")
+
+
+def test_from_python(kube: Kube) -> None:
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
+    (code,) = blocks("python")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["milvusdb/milvus:v2.6.0", "['from-python']", "[]"], done.stderr
