@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class Demo:
         self.step("It is scaled: 1 to 3, to 5, to 2")
         for replicas in (3, 5, 2):
             self.kubectl("scale", f"milvus/{NAME}", f"--replicas={replicas}")
-            self.wait(f"{replicas} pods", lambda wanted=replicas: self.ready(wanted))
+            self.wait(f"{replicas} pods", partial(self.ready, replicas))
 
         self.step("The image changes: the pods roll, one at a time, the highest first")
         image = "milvusdb/milvus:v2.6.0"
