@@ -23,6 +23,7 @@ dicts of their JSON; an *ordinal* is the number at the end of a pod's name.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import io
@@ -75,11 +76,35 @@ MANAGER = "milvus-operator"
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec, word for word
 
+CONTAINER = "milvus"  # the container that runs Milvus
+DATA = "/var/lib/milvus"
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
+MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
+MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read of an API server's answer
 PAGE = 500  # objects in one page of a list
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+# What makes a Milvus of one container, by the names of its configuration, as environment variables.
+DEFAULTS = {
+    "DEPLOY_MODE": "STANDALONE",
+    "ETCD_USE_EMBED": "true",
+    "ETCD_DATA_DIR": f"{DATA}/etcd",
+    "ETCD_CONFIG_PATH": "/milvus/configs/advanced/etcd.yaml",
+    "ETCD_ENDPOINTS": "localhost:2479",
+    "COMMON_STORAGETYPE": "local",
+    "MQ_TYPE": "rocksmq",
+    "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; half an hour by default, far beyond a pod's grace period
+    # The components find each other at these addresses. They share a container, and with the pod's
+    # address, which changes, a new pod on kept data waits until the sessions of the old one run out.
+    **{f"{component}_IP": "127.0.0.1" for component in (
+        "ROOTCOORD", "DATACOORD", "QUERYCOORD", "INDEXCOORD", "PROXY",
+        "DATANODE", "INDEXNODE", "QUERYNODE", "STREAMINGNODE",
+    )},
+}  # fmt: skip
+PORTS = {"milvus": 19530, "metrics": 9091}
+FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings that are the pod's, not the user's
 
 # Reasons of the Reconciled condition.
 NAME_CONFLICT, QUOTA_EXCEEDED, INVALID = "NameConflict", "QuotaExceeded", "Invalid"
@@ -87,6 +112,7 @@ FORBIDDEN, API_ERROR = "Forbidden", "APIError"
 # Words of a pod that is on its way; any other word is shown before these.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
 
+YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 log = logging.getLogger("milvus_operator")
 
 
@@ -179,10 +205,10 @@ def replicas_of(milvus: Obj) -> int:
     """How many pods are wanted.
 
     Raises Invalid when the spec can't be served. With our CRD the API server has checked
-    all of it before; the original CRD checks nothing but the types.
+    most of it before; the original CRD checks nothing but the types.
     """
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
-    image, text = spec.get("image"), spec.get("milvusSpec")
+    image, text, pod = spec.get("image"), spec.get("milvusSpec"), spec.get("pod")
     replicas = 1 if spec.get("replicas") is None else spec["replicas"]
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
         raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
@@ -192,7 +218,31 @@ def replicas_of(milvus: Obj) -> int:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}, not {short(replicas)}")
     if text is not None and not isinstance(text, str):
         raise Invalid(f"spec.milvusSpec must be text, not {short(text)}")
+    if pod is not None and deeper_than(MAX_POD_DEPTH, pod):
+        raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
+    for path in ("storage", "pod", "pod.spec", "pod.metadata", "pod.metadata.labels", "pod.metadata.annotations"):
+        value: Any = spec
+        for key in path.split("."):
+            value = mapping(value).get(key)
+        if value is not None and not isinstance(value, dict):
+            raise Invalid(f"spec.{path} must be a mapping, not {short(value)}")
+    settings_of(milvus)
     return replicas
+
+
+def deeper_than(levels: int, value: Any) -> bool:
+    """Whether mappings and lists are nested in more levels; without recursion, which is what deep ones break."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            part
+            for outer in layer
+            if isinstance(outer, (dict, list))
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return False
+    return True
 
 
 def short(value: Any) -> str:
@@ -211,7 +261,7 @@ def template_hash(milvus: Obj) -> str:
     operator, which may make another pod, must not restart databases.
     """
     spec = mapping(milvus.get("spec"))
-    fields = {key: spec[key] for key in ("image", "milvusSpec") if spec.get(key) is not None}
+    fields = {key: spec[key] for key in ("image", "milvusSpec", "pod") if spec.get(key) is not None}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -248,29 +298,180 @@ def owner_reference(milvus: Obj) -> Obj:
 
 
 def new_pod(milvus: Obj, ordinal: int) -> Obj:
-    """The pod of this ordinal, as it is sent to the API server."""
-    spec, name = milvus["spec"], pod_name(milvus, ordinal)
+    """The pod of this ordinal, as it is sent to the API server: ours, with spec.pod laid over it."""
+    spec, name, settings = milvus["spec"], pod_name(milvus, ordinal), settings_of(milvus)
+    over = mapping(spec.get("pod"))
+    metadata = mapping(over.get("metadata"))
     annotations = {TEMPLATE_HASH: template_hash(milvus)}
-    if spec.get("milvusSpec"):
+    if settings is None:
         annotations[MILVUS_SPEC] = spec["milvusSpec"]
+    healthz = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
+    claim = {"persistentVolumeClaim": {"claimName": f"data-{name}"}}
+    ours = {
+        "hostname": name,
+        "subdomain": name_of(milvus),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT, which Milvus reads
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {"fsGroup": 999},  # the user of images that don't run as root
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": spec["image"],
+                "args": ["milvus", "run", "standalone"],
+                "env": environment(DEFAULTS, settings or {}),
+                "ports": [{"name": port, "containerPort": number} for port, number in PORTS.items()],
+                "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
+                "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
+                "livenessProbe": {"tcpSocket": {"port": "metrics"}, "timeoutSeconds": 5, "periodSeconds": 15},
+                "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
+                "securityContext": {"allowPrivilegeEscalation": False},
+                "volumeMounts": [{"name": "data", "mountPath": DATA}],
+            }
+        ],
+        "volumes": [{"name": "data"} | (claim if spec.get("storage") else {"emptyDir": {}})],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": namespace_of(milvus),
-            "labels": pod_labels(milvus, ordinal),
-            "annotations": annotations,
+            "labels": mapping(metadata.get("labels")) | pod_labels(milvus, ordinal),
+            "annotations": mapping(metadata.get("annotations")) | annotations,
             "ownerReferences": [owner_reference(milvus)],
         },
-        "spec": {
-            "hostname": name,
-            "subdomain": name_of(milvus),
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "containers": [{"name": "milvus", "image": spec["image"]}],
-        },
+        "spec": overlay(ours, mapping(over.get("spec"))),
     }
+
+
+def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
+    """The PersistentVolumeClaim of a pod. It has no owner: the data outlive the pod and the Milvus."""
+    storage = milvus["spec"].get("storage")
+    if not storage:
+        return None
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage.get("size")}}}
+    if storage.get("storageClassName") is not None:
+        spec["storageClassName"] = storage["storageClassName"]
+    labels = pod_labels(milvus, ordinal_of(milvus, pod) or 0)
+    metadata = {"name": f"data-{name_of(pod)}", "namespace": namespace_of(milvus), "labels": labels}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def settings_of(milvus: Obj) -> dict[str, str] | None:
+    """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_settings(text: str) -> dict[str, str] | None:
+    """The settings of a YAML mapping, flattened to dotted names; None when the text is none. Raises Invalid."""
+    if len(text.encode(errors="replace")) > MAX_SPEC:
+        raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC // 1024} KiB")
+    try:
+        if not is_harmless_mapping(text):
+            return None
+        pairs = list(flatten(yaml.compose(text, YAML_LOADER)))
+    except (yaml.YAMLError, ValueError):
+        return None
+    if len(pairs) > MAX_SETTINGS:
+        raise Invalid(f"spec.milvusSpec has {len(pairs)} settings; {MAX_SETTINGS} is the most")
+    seen: dict[str, str] = {}
+    for name, _ in pairs:
+        key = setting(name)
+        if key in FIXED:
+            raise Invalid(f"spec.milvusSpec sets {name}: the ports are those of the pod and can't be changed there")
+        if key in seen:
+            raise Invalid(f"spec.milvusSpec has one setting twice: {seen[key]} and {name}")
+        seen[key] = name
+    return dict(pairs)
+
+
+def is_harmless_mapping(text: str) -> bool:
+    """Whether the text is a YAML mapping; looked at event by event, for PyYAML recurses, and expands aliases.
+
+    Raises Invalid for a mapping with aliases or too many levels, YAMLError for text that is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        if isinstance(event, yaml.NodeEvent):
+            if depth == 0 and not isinstance(event, yaml.MappingStartEvent):
+                return False
+            if event.anchor is not None:  # an alias has one too
+                raise Invalid(f"spec.milvusSpec has an anchor or alias, {event.anchor}: write its value instead")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_SPEC_DEPTH:
+            raise Invalid(f"spec.milvusSpec is nested more than {MAX_SPEC_DEPTH} levels deep")
+    return True
+
+
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each setting below a mapping node and its value, as written. Raises Invalid."""
+    for key, value in node.value if node else ():
+        if not isinstance(key, yaml.ScalarNode) or not key.value:
+            raise Invalid(f"spec.milvusSpec has a key below {prefix.rstrip('.') or 'its root'} that is no name")
+        name = prefix + key.value
+        if isinstance(value, yaml.MappingNode):
+            yield from flatten(value, f"{name}.")
+        elif isinstance(value, yaml.ScalarNode):
+            yield name, value.value
+        elif all(isinstance(item, yaml.ScalarNode) for item in value.value):
+            yield name, ",".join(item.value for item in value.value)
+        else:
+            raise Invalid(f"spec.milvusSpec: {name} is a list of maps or lists; only one of scalars can be set")
+
+
+def setting(name: str) -> str:
+    """What an environment variable's name comes to for Milvus: PROXY_PORT and proxy.port are one setting."""
+    return re.sub("[_./]", "", name).lower()
+
+
+def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]:
+    """The variables of both, those of the user instead of ours for the same setting.
+
+    What Kubernetes would take for a reference to another variable is escaped.
+    """
+    theirs = {setting(name) for name in settings}
+    chosen = {name: value for name, value in defaults.items() if setting(name) not in theirs} | settings
+    return [{"name": name, "value": re.sub(r"\$(?=[$(])", "$$", value)} for name, value in chosen.items()]
+
+
+MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
+ALTERNATIVES = {"exec", "httpGet", "tcpSocket", "grpc"}  # of which a probe has one
+
+
+def overlay(ours: Obj, over: Obj) -> Obj:
+    """A mapping laid over ours: mappings merge, lists of named things merge by their key, all else replaces."""
+    replaced = ALTERNATIVES - over.keys() if ALTERNATIVES & over.keys() else set()
+    merged = {key: value for key, value in ours.items() if key not in replaced}
+    for key, value in over.items():
+        mine = merged.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            merged[key] = overlay(mine, value)
+        elif isinstance(mine, list) and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            merged[key] = overlay_list(key, mine, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
+    """A list of named things laid over ours. A variable or a volume is replaced as a whole: it has one source."""
+    if kind == "env":
+        theirs = {setting(str(item.get("name"))) for item in over}
+        return [item for item in ours if setting(item["name"]) not in theirs] + over
+    if kind not in MERGE_KEYS:
+        return over
+    key = MERGE_KEYS[kind]
+    merged = {item[key]: item for item in ours}
+    rest = []
+    for item in over:
+        name = item.get(key)
+        if isinstance(name, (str, int)) and name in merged:
+            merged[name] = item if kind == "volumes" else overlay(merged[name], item)
+        else:
+            rest.append(item)
+    return [*merged.values(), *rest]
 
 
 def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
@@ -314,19 +515,25 @@ DONE = {"create": "created", "delete": "deleted", "adopt": "adopted", "label": "
 
 
 class Action(NamedTuple):
-    """One write: what to do (a key of DONE), the pod that it is about, and why."""
+    """One write: what to do (a key of DONE, or `vet`), the pod that it is about, and why.
+
+    To vet a pod is to ask the API server whether it would accept it.
+    """
 
     verb: str
     pod: Obj
     reason: str
 
 
-def decide(milvus: Obj, pods: Collection[Obj], *, replace: bool = True, held: Collection[str] = ()) -> list[Action]:
+def decide(
+    milvus: Obj, pods: Collection[Obj], *, replace: bool = True, held: Collection[str] = (), vetted: bool = True
+) -> list[Action]:
     """What to do now about the pods of a Milvus, in the order of doing.
 
     `pods` are those that it owns and those that carry its name as their instance label;
     `replace` says whether Failed and Succeeded pods may be replaced yet; `held` are names
-    known to be held by strangers. Raises Invalid.
+    known to be held by strangers; `vetted` says whether the API server accepts the present
+    template: before that no pod is given up for it. Raises Invalid.
     """
     replicas, fingerprint = replicas_of(milvus), template_hash(milvus)
     mine = members(milvus, pods)
@@ -334,6 +541,7 @@ def decide(milvus: Obj, pods: Collection[Obj], *, replace: bool = True, held: Co
     taken = conflicts.union(name_of(pod) for pod in pods)
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
     actions = [Action("delete", pod, f"surplus: {replicas} wanted") for pod in surplus if not is_ending(pod)]
+    steps: list[Action] = []  # of the roll
     actions += [Action("adopt", pod, "orphan with our labels") for pod in pods if is_orphan(milvus, pod)]
     for ordinal in range(replicas):
         pod = mine.get(ordinal)
@@ -343,11 +551,15 @@ def decide(milvus: Obj, pods: Collection[Obj], *, replace: bool = True, held: Co
         elif is_ending(pod):
             continue
         elif is_finished(pod):
-            if replace or template_hash_of(pod) != fingerprint:
-                actions.append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
+            stale = template_hash_of(pod) != fingerprint
+            if replace or stale:
+                (steps if stale else actions).append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
         elif not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
             actions.append(Action("label", pod, "lost its labels"))
-    return actions + roll(mine, [i for i in range(replicas) if pod_name(milvus, i) not in conflicts], fingerprint)
+    steps += roll(mine, [i for i in range(replicas) if pod_name(milvus, i) not in conflicts], fingerprint)
+    if steps and not vetted:
+        steps = [Action("vet", new_pod(milvus, ordinal_of(milvus, steps[0].pod) or 0), "the template has changed")]
+    return actions + steps
 
 
 def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str) -> list[Action]:
@@ -421,6 +633,9 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
         problem = Problem(INVALID, str(error))
         ready, words, updated = False, problem, 0
     reconciled = problem or Problem("Reconciled", "the pods are as the spec asks, or on their way")
+    if not problem and settings_of(milvus) is None:
+        message = f"spec.milvusSpec is no YAML mapping: it is kept as the annotation {MILVUS_SPEC} and sets nothing"
+        reconciled = Problem("SpecIsText", message)
     present = mapping(milvus.get("status")).get("conditions")
     before = {c.get("type"): c for c in present if isinstance(c, dict)} if isinstance(present, list) else {}
 
@@ -577,6 +792,7 @@ class Cluster:
     def __init__(self, api: ApiClient, timeout: float = 30, dry_run: bool = False) -> None:
         api.rest_client.pool_manager.pool_classes_by_scheme = BOUNDED_POOLS
         self.milvuses, self.pods = milvuses(api), pods(api)
+        self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.namespaces = by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
         self.timeout, self.dry_run, self.server = timeout, dry_run, api.configuration.host
 
@@ -633,10 +849,26 @@ class Cluster:
 
     def carry_out(self, milvus: Obj, action: Action) -> Obj | None:
         """Do it; returns the pod as it is now, or None when there is none of that name."""
-        return getattr(self, action.verb)(milvus, action.pod)  # type: ignore[no-any-return]  # one of the next six
+        return getattr(self, action.verb)(milvus, action.pod)  # type: ignore[no-any-return]  # one of those below
 
     def create(self, milvus: Obj, pod: Obj) -> Obj | None:
+        """With storage its claim comes first: no claim, no pod."""
+        if claim := new_claim(milvus, pod):
+            try:
+                self.write(self.claims.create, namespace=namespace_of(pod), body=claim)
+            except ApiError as error:
+                if error.status.get("reason") != "AlreadyExists":
+                    raise
         return slim(self.write(self.pods.create, namespace=namespace_of(pod), body=pod))
+
+    def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
+        """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
+        try:
+            self.request(self.pods.create, namespace=namespace_of(pod), body=pod, dry_run="All")
+        except ApiError as error:
+            if error.status.get("reason") != "AlreadyExists" and error.problem().reason != QUOTA_EXCEEDED:
+                raise
+        return None
 
     def look(self, milvus: Obj, pod: Obj) -> Obj | None:
         """What holds the name: ours without its labels, one that is leaving, or somebody else's."""
@@ -727,6 +959,7 @@ class Memory:
     replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
+    vetted: str = ""  # the fingerprint of the template that the API server accepts
     said: Problem | None = None  # the problem in the log
 
     def recall(self, milvus: Obj, now: float) -> None:
@@ -745,7 +978,7 @@ class Memory:
 class Plan:
     """The work on one Milvus in one pass, with a view of its pods that the answers to its writes keep up to date."""
 
-    ROUNDS = 3  # of deciding upon the outcome of the round before: adopt, then delete, then create
+    ROUNDS = 4  # of deciding upon the outcome of the round before: adopt, then vet, then delete, then create
 
     def __init__(self, milvus: Obj, pods: Iterable[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
@@ -779,7 +1012,8 @@ class Plan:
                 memory.held |= conflicts
             held = [name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT]
             may_replace = now >= memory.replaced.until
-            actions = decide(self.milvus, self.pods.values(), replace=may_replace, held=held)
+            vetted = memory.vetted == template_hash(self.milvus)
+            actions = decide(self.milvus, self.pods.values(), replace=may_replace, held=held, vetted=vetted)
         except Invalid:
             return []  # its status says why
         if any(action.verb == "delete" and is_finished(action.pod) for action in actions):
@@ -788,6 +1022,9 @@ class Plan:
 
     def succeeded(self, action: Action, pod: Obj | None) -> None:
         """Take in what the API server answered: the pod as it is now, or that there is none."""
+        if action.verb == "vet":
+            self.memory.vetted = template_hash(self.milvus)
+            return
         self.pods.pop(name_of(action.pod), None)
         if pod:
             self.pods[name_of(pod)] = pod

@@ -39,6 +39,13 @@ def actions(milvus: Obj, *pods: Obj, **options: Any) -> list[str]:
     return [f"{action.verb} {mo.name_of(action.pod)}" for action in mo.decide(milvus, pods, **options)]
 
 
+def deep(levels: int) -> Any:
+    inner: Any = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
+
 READY = [pod(f"x-{i}", "ready") for i in range(3)]
 OLD = [pod(f"x-{i}", "ready", image="milvus:0") for i in range(3)]
 STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
@@ -102,47 +109,21 @@ def test_a_stranger_does_not_block_a_roll() -> None:
     assert actions(milvus(3), OLD[0], READY[2], held={"x-1"}) == ["delete x-0"]
 
 
+def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
+    assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
+    assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["create x-1", "vet x-0"]
+    assert actions(milvus(3), *READY, vetted=False) == []
+
+
+def test_text_that_is_no_mapping_is_said() -> None:
+    reconciled = mo.status_of(milvus(1, milvusSpec="this is milvus spec"), READY[:1], None, NOW)["conditions"][1]
+    assert (reconciled["status"], reconciled["reason"]) == ("True", "SpecIsText")
+    assert "kept as the annotation zilliz.com/milvus-spec" in reconciled["message"]
+
+
 def test_a_failed_pod_waits_for_the_back_off() -> None:
     assert actions(milvus(1), pod("x-0", "failed"), replace=False) == []
     assert actions(milvus(1), pod("x-0", "failed", image="milvus:0"), replace=False) == ["delete x-0"]
-
-
-def test_the_pod_as_it_is_created() -> None:
-    assert mo.new_pod(milvus(1, milvusSpec="this is milvus spec"), 7) == {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": "x-7",
-            "namespace": "ns",
-            "labels": {
-                "app.kubernetes.io/name": "milvus",
-                "app.kubernetes.io/instance": "x",
-                "app.kubernetes.io/managed-by": "milvus-operator",
-                "apps.kubernetes.io/pod-index": "7",
-            },
-            "annotations": {
-                "zilliz.com/template-hash": mo.template_hash(milvus(1, milvusSpec="this is milvus spec")),
-                "zilliz.com/milvus-spec": "this is milvus spec",
-            },
-            "ownerReferences": [
-                {
-                    "apiVersion": "zilliz.com/v1",
-                    "kind": "Milvus",
-                    "name": "x",
-                    "uid": "uid-of-x",
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
-        },
-        "spec": {
-            "hostname": "x-7",
-            "subdomain": "x",
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "containers": [{"name": "milvus", "image": "milvus:1"}],
-        },
-    }
 
 
 def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
@@ -151,6 +132,8 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     assert mo.template_hash(milvus(milvusSpec=None)) == mo.template_hash(milvus())
     assert mo.template_hash(milvus(image="milvus:2")) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(milvusSpec="a: b")) != mo.template_hash(milvus())
+    assert mo.template_hash(milvus(pod={"spec": {}})) != mo.template_hash(milvus())
+    assert mo.template_hash(milvus(storage={"size": "1Gi"})) == mo.template_hash(milvus())
 
 
 @pytest.mark.parametrize(
@@ -165,6 +148,16 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         (milvus(replicas="3"), 'spec.replicas must be a whole number from 0 to 1000, not "3"'),
         (milvus(milvusSpec={"a": 1}), "spec.milvusSpec must be text, not a mapping"),
         (milvus(milvusSpec=["a"]), "spec.milvusSpec must be text, not a list"),
+        (
+            milvus(milvusSpec="a: [{b: c}]"),
+            "spec.milvusSpec: a is a list of maps or lists; only one of scalars can be set",
+        ),
+        (milvus(pod="text"), 'spec.pod must be a mapping, not "text"'),
+        (milvus(pod={"spec": [1]}), "spec.pod.spec must be a mapping, not a list"),
+        (milvus(pod={"metadata": {"labels": [1]}}), "spec.pod.metadata.labels must be a mapping, not a list"),
+        (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),
+        (milvus(pod=deep(100_000)), "spec.pod is nested more than 100 levels deep"),
+        (milvus(storage=5), "spec.storage must be a mapping, not 5"),
         (milvus(name="a.b"), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
         (milvus(name="a" * 53), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
         (milvus() | {"spec": "text"}, "spec.image must be the name of an image, not empty"),

@@ -445,6 +445,153 @@ def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube,
     assert "violates PodSecurity" in reconciled["message"]
 
 
+# Configuration, storage, overlay -------------------------------------------------------
+
+
+def test_settings_reach_the_pod_and_text_is_kept_as_an_annotation(kube: Kube, operator: mo.Operator) -> None:
+    kube.create("a", milvusSpec="proxy: {maxNameLength: 300}\ncommon.storageType: minio")
+    kube.create("b", milvusSpec="this is milvus spec")
+    settle(operator)
+    kube.ready("a-0", "b-0")
+    pods = kube.all_pods()
+    environment = {v["name"]: v.get("value") for v in pods["a-0"]["spec"]["containers"][0]["env"]}
+    assert (environment["proxy.maxNameLength"], environment["common.storageType"]) == ("300", "minio")
+    assert "COMMON_STORAGETYPE" not in environment
+    assert "zilliz.com/milvus-spec" not in pods["a-0"]["metadata"]["annotations"]
+    assert pods["b-0"]["metadata"]["annotations"]["zilliz.com/milvus-spec"] == "this is milvus spec"
+    assert kube.condition("Reconciled", "a")["reason"] == "Reconciled"
+    assert (kube.condition("Reconciled", "b")["reason"], kube.condition("Reconciled", "b")["status"]) == (
+        "SpecIsText",
+        "True",
+    )
+
+
+def test_a_claim_for_each_pod_is_made_before_it_and_kept(kube: Kube, wire: Wire) -> None:
+    def claims() -> dict[str, str]:
+        text = kube.kubectl(
+            "get", "pvc", "-o", 'jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\\n"}{end}'
+        )
+        return dict(line.split() for line in text.splitlines())
+
+    kube.create(replicas=2, storage={"size": "1Gi", "storageClassName": "nope"})
+    operator = new_operator(kube, server=wire.url)
+    settle(operator)
+    posts = [request.path.rpartition("/")[2] for request in wire.requests if request.verb == "POST"]
+    assert sorted(posts) == ["persistentvolumeclaims"] * 2 + ["pods"] * 2
+    assert posts[0] == "persistentvolumeclaims"
+    assert posts[-1] == "pods"
+    before = claims()
+    assert sorted(before) == ["data-x-0", "data-x-1"]
+    eventually(lambda: operator.run_pass() and kube.condition("Ready")["reason"] == "Unschedulable")
+    kube.change(replicas=1)
+    settle(operator)
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    settle(operator)
+    assert claims() == before
+    kube.delete()
+    eventually(lambda: not kube.names())
+    kube.create(replicas=2, storage={"size": "1Gi", "storageClassName": "nope"})
+    settle(operator)
+    assert claims() == before
+
+
+def test_data_on_a_bound_volume(kube: Kube, operator: mo.Operator) -> None:
+    volume = {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": kube.ns},
+        "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": kube.ns,
+                 "hostPath": {"path": "/tmp"}},
+    }  # fmt: skip
+    kube.kubectl("create", "-f", "-", stdin=json.dumps(volume))
+    kube.create(storage={"size": "1Gi", "storageClassName": kube.ns})
+    settle(operator)
+    kube.ready("x-0")
+
+
+def test_no_claim_no_pod(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("create", "quota", "q", "--hard=persistentvolumeclaims=1")
+    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}") == "1")
+    kube.create(replicas=3, storage={"size": "1Gi"})
+    operator.run_pass()
+    assert len(kube.names()) == 1
+    assert kube.condition("Reconciled")["reason"] == "QuotaExceeded"
+
+
+def test_storage_cannot_be_changed_added_or_removed(kube: Kube) -> None:
+    kube.create("a", storage={"size": "1Gi"})
+    kube.create("b")
+    for name, patch in (
+        ("a", '{"storage":{"size":"2Gi"}}'),
+        ("a", '{"storage":null}'),
+        ("b", '{"storage":{"size":"1Gi"}}'),
+    ):
+        said = kube.kubectl("patch", "mi", name, "--type=merge", "-p", f'{{"spec":{patch}}}', check=False)
+        assert "storage can't be changed, added or removed" in said
+    kube.change("a", replicas=2)
+
+
+def test_an_overlay_that_makes_the_pod_invalid_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=2)
+    kube.create("y")
+    settle(operator)
+    kube.ready("x-0", "x-1", "y-0")
+    settle(operator)
+    before = kube.uids()
+    kube.change(pod={"spec": {"containers": [{"name": "milvus", "ports": [{"containerPort": 99999}]}]}})
+    kube.change("y", replicas=2)
+    settle(operator)
+    assert kube.uids().items() >= before.items()
+    assert "y-1" in kube.names()
+    reconciled = kube.condition("Reconciled")
+    assert (reconciled["status"], reconciled["reason"]) == ("False", "Invalid")
+    assert "must be between 1 and 65535" in reconciled["message"]
+    kube.change(
+        pod={"metadata": {"labels": {"team": "a"}}, "spec": {"containers": [{"name": "milvus", "ports": None}]}}
+    )
+    eventually(lambda: operator.run_pass() and kube.condition("Ready")["status"] == "True")
+    assert {pod["metadata"]["labels"].get("team") for name, pod in kube.all_pods().items() if name < "y"} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"milvusSpec": "proxy.port: 1"}, "the ports are those of the pod"),
+        ({"milvusSpec": "a=b: c"}, "a valid environment variable name must consist"),
+        ({"milvusSpec": "a: " + "9" * 5000}, ""),
+        ({"storage": {"size": "0"}}, "must be greater than zero"),
+        ({"pod": {"spec": {"containers": "text"}}}, ""),
+        ({"pod": {"spec": {"serviceAccountName": "nobody"}}}, 'serviceaccount "nobody" not found'),
+        (
+            {"pod": {"spec": {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "lots"}}]}}},
+            "quantities must match",
+        ),
+    ],
+)
+def test_a_pod_that_is_refused_says_so_and_harms_nobody(
+    kube: Kube, operator: mo.Operator, spec: Obj, message: str
+) -> None:
+    kube.create("bad", **spec)
+    kube.create("good")
+    operator.run_pass()
+    assert "good-0" in kube.names()
+    if message:
+        assert message in kube.condition("Reconciled", "bad")["message"]
+        assert kube.condition("Reconciled", "bad")["status"] == "False"
+
+
+def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube: Kube, operator: mo.Operator) -> None:
+    for depth in (90, 900, 4000, 8000):
+        body = f'{{"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {{"name": "deep-{depth}"}}, "spec": {{"image": "a", "pod": {{"spec": '
+        body += '{"a":' * depth + "1" + "}" * depth + "}}}"
+        kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+    kube.create("y")
+    operator.run_pass()
+    assert kube.names() == ["y-0"] or kube.names() == ["deep-90-0", "y-0"]
+    for depth in (900, 4000, 8000):
+        said = json.loads(kube.kubectl("get", "mi", f"deep-{depth}", "-o", "jsonpath={.status.conditions}"))
+        assert said[1]["message"] == "spec.pod is nested more than 100 levels deep"
+
+
 def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:
     def refused(spec: str, name: str = "x") -> str:
         body = f"{{apiVersion: zilliz.com/v1, kind: Milvus, metadata: {{name: {name}}}, spec: {spec}}}"
@@ -455,6 +602,11 @@ def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:
     assert 'spec.image: Invalid value: "number"' in refused("{image: 3.1}")
     assert "spec.replicas in body should be greater than or equal to 0" in refused("{image: a, replicas: -1}")
     assert "spec.replicas in body should be less than or equal to 1000" in refused("{image: a, replicas: 1001}")
+    assert "spec.storage.size in body should match" in refused("{image: a, storage: {size: lots}}")
+    assert "spec.storage.size: Required value" in refused("{image: a, storage: {}}")
+    assert "spec.pod.metadata.labels.a in body must be of type string" in refused(
+        "{image: a, pod: {metadata: {labels: {a: 1}}}}"
+    )
     assert "spec.milvusSpec: Too long" in refused("{image: a, milvusSpec: " + "a" * 65537 + "}")
     for name in ("a.b", "a" * 53, "a" * 253):
         assert "the name of a Milvus must be a DNS label of at most 52 characters" in refused("{image: a}", name)

@@ -1,0 +1,300 @@
+"""The pod that is generated: its template, Milvus's configuration, the overlay, the claim."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import yaml
+
+import milvus_operator as mo
+
+Obj = dict[str, Any]
+
+
+def milvus(**spec: Any) -> Obj:
+    return {"metadata": {"name": "x", "namespace": "ns", "uid": "uid-of-x"}, "spec": {"image": "milvus:1"} | spec}
+
+
+def env_of(pod: Obj, container: int = 0) -> dict[str, Any]:
+    variables = pod["spec"]["containers"][container]["env"]
+    assert len({variable["name"] for variable in variables}) == len(variables)
+    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in variables}
+
+
+def spec_of(**over: Any) -> Obj:
+    return mo.new_pod(milvus(pod={"spec": over}), 0)["spec"]  # type: ignore[no-any-return]
+
+
+def container_of(**over: Any) -> Obj:
+    return spec_of(containers=[{"name": "milvus"} | over])["containers"][0]  # type: ignore[no-any-return]
+
+
+def test_the_pod_at_a_glance() -> None:
+    pod = mo.new_pod(milvus(milvusSpec="this is milvus spec"), 7)
+    environment = pod["spec"]["containers"][0].pop("env")
+    assert pod == yaml.safe_load(f"""
+        apiVersion: v1
+        kind: Pod
+        metadata:
+          name: x-7
+          namespace: ns
+          labels:
+            app.kubernetes.io/name: milvus
+            app.kubernetes.io/instance: x
+            app.kubernetes.io/managed-by: milvus-operator
+            apps.kubernetes.io/pod-index: "7"
+          annotations:
+            zilliz.com/template-hash: {mo.template_hash(milvus(milvusSpec="this is milvus spec"))}
+            zilliz.com/milvus-spec: this is milvus spec
+          ownerReferences:
+          - {{apiVersion: zilliz.com/v1, kind: Milvus, name: x, uid: uid-of-x, controller: true, blockOwnerDeletion: true}}
+        spec:
+          hostname: x-7
+          subdomain: x
+          automountServiceAccountToken: false
+          enableServiceLinks: false
+          terminationGracePeriodSeconds: 60
+          securityContext: {{fsGroup: 999}}
+          containers:
+          - name: milvus
+            image: milvus:1
+            args: [milvus, run, standalone]
+            ports:
+            - {{name: milvus, containerPort: 19530}}
+            - {{name: metrics, containerPort: 9091}}
+            startupProbe:
+              httpGet: {{path: /healthz, port: metrics}}
+              timeoutSeconds: 5
+              periodSeconds: 5
+              failureThreshold: 60
+            readinessProbe:
+              httpGet: {{path: /healthz, port: metrics}}
+              timeoutSeconds: 5
+              periodSeconds: 10
+              failureThreshold: 3
+            livenessProbe: {{tcpSocket: {{port: metrics}}, timeoutSeconds: 5, periodSeconds: 15}}
+            resources: {{requests: {{cpu: 250m, memory: 1Gi}}}}
+            securityContext: {{allowPrivilegeEscalation: false}}
+            volumeMounts:
+            - {{name: data, mountPath: /var/lib/milvus}}
+          volumes:
+          - {{name: data, emptyDir: {{}}}}
+    """)
+    assert {variable["name"]: variable["value"] for variable in environment} == mo.DEFAULTS
+
+
+# Configuration -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("proxy.maxNameLength: 255", {"proxy.maxNameLength": "255"}),
+        ("proxy: {maxNameLength: 255}", {"proxy.maxNameLength": "255"}),
+        ("a: {b: {c: 1, d: 2}, e: 3}", {"a.b.c": "1", "a.b.d": "2", "a.e": "3"}),
+        ("list: [1, two, 3.0]", {"list": "1,two,3.0"}),
+        ("list: []", {"list": ""}),
+        ("flag: off\nother: yes\nnone: ~\nnothing:", {"flag": "off", "other": "yes", "none": "~", "nothing": ""}),
+        ("octal: 0777\nfloat: 1e3\ndate: 2001-01-01", {"octal": "0777", "float": "1e3", "date": "2001-01-01"}),
+        ("quoted: 'it''s'\nfolded: >-\n  a\n  b", {"quoted": "it's", "folded": "a b"}),
+        ("tagged: !!int 5\nobject: !!python/object:os.system x", {"tagged": "5", "object": "x"}),
+        ("big: " + "9" * 5000, {"big": "9" * 5000}),
+        ("{}", {}),
+        ("", {}),
+        ("  \n", {}),
+        ("this is milvus spec", None),
+        ("- a\n- b", None),
+        ("*text*", None),
+        ("&a text", None),
+        ("a: b: c", None),
+        ("a: [", None),
+        ("a: b\n---\nc: d", None),
+        ("\0", None),
+        ("\ud800: x", None),
+        ("a: \x07", None),
+        ("42", None),
+    ],
+)
+def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -> None:
+    assert mo.settings_of(milvus(milvusSpec=text)) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("proxy: {port: 1}", "sets proxy.port: the ports are those of the pod"),
+        ("PROXY_PORT: 1", "sets PROXY_PORT: the ports are those of the pod"),
+        ("metrics: {port: 1}", "sets metrics.port: the ports are those of the pod"),
+        ("a: [{b: c}]", "a is a list of maps or lists"),
+        ("a: [[b]]", "a is a list of maps or lists"),
+        ("a: 1\na: 2", "one setting twice: a and a"),
+        (
+            "common.storageType: a\nCOMMON_STORAGETYPE: b",
+            "one setting twice: common.storageType and COMMON_STORAGETYPE",
+        ),
+        ("a: &x 1\nb: *x", "has an anchor or alias, x"),
+        ("<<: *x\na: 1", "has an anchor or alias, x"),
+        ("? [a]\n: b", "has a key below its root that is no name"),
+        ("a: {'': b}", "has a key below a that is no name"),
+        ("{a: " * 33 + "}" * 33, "nested more than 32 levels deep"),
+        ("a: " + "[" * 10_000, "nested more than 32 levels deep"),
+        ("\n".join(f"k{i}: v" for i in range(1001)), "has 1001 settings; 1000 is the most"),
+        ("a: " + "x" * 65536, "longer than 64 KiB"),
+        ("a: " + "x" * 1_000_000, "longer than 64 KiB"),
+    ],
+)
+def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(mo.Invalid, match=message):
+        mo.settings_of(milvus(milvusSpec=text))
+    assert time.monotonic() - started < 5, "bounded, however the text is"
+
+
+def test_ten_to_the_nine_laughs() -> None:
+    bomb = "a: &a [lol, lol]\n" + "".join(
+        f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(mo.Invalid, match="anchor or alias"):
+        mo.settings_of(milvus(milvusSpec=bomb))
+
+
+def test_the_users_setting_wins_however_it_is_spelled() -> None:
+    environment = env_of(mo.new_pod(milvus(milvusSpec="common: {storageType: minio}\nMQ_TYPE: pulsar\nmore: 1"), 0))
+    assert (environment["common.storageType"], environment["MQ_TYPE"], environment["more"]) == ("minio", "pulsar", "1")
+    assert "COMMON_STORAGETYPE" not in environment
+    assert environment["ETCD_USE_EMBED"] == "true"
+
+
+@pytest.mark.parametrize("value", ["$(HOME)", "$$(HOME)", "a$$b", "$", "$$$", "a$b", "cost: 5$"])
+def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
+    """Kubernetes expands $(NAME), and takes $$ for an escaped $."""
+    sent = mo.environment({}, {"password": value})[0]["value"]
+    assert sent.replace("$$", "\0").replace("\0", "$") == value
+    assert "$(" not in sent.replace("$$", "")
+
+
+# The overlay ---------------------------------------------------------------------------
+
+
+def test_resources_and_a_node_selector() -> None:
+    spec = spec_of(
+        nodeSelector={"disk": "ssd"},
+        tolerations=[{"key": "db", "operator": "Exists"}],
+        imagePullSecrets=[{"name": "s"}],
+        containers=[{"name": "milvus", "resources": {"limits": {"memory": "8Gi"}}}],
+    )
+    assert spec["nodeSelector"] == {"disk": "ssd"}
+    assert spec["tolerations"] == [{"key": "db", "operator": "Exists"}]
+    assert spec["imagePullSecrets"] == [{"name": "s"}]
+    (container,) = spec["containers"]
+    assert container["resources"] == {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "8Gi"}}
+    assert container["image"] == "milvus:1"
+
+
+def test_an_environment_variable_from_a_secret_replaces_ours_of_the_same_setting() -> None:
+    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
+    over = {
+        "name": "milvus",
+        "env": [{"name": "common.storageType", "valueFrom": secret}, {"name": "NEW", "value": "1"}],
+    }
+    spec = milvus(milvusSpec="new: 0\nother: 1", pod={"spec": {"containers": [over]}})
+    environment = env_of(mo.new_pod(spec, 0))
+    assert environment["common.storageType"] == secret
+    assert (environment["NEW"], environment["other"]) == ("1", "1")
+    assert not {"COMMON_STORAGETYPE", "new"} & environment.keys()
+
+
+def test_a_sidecar_an_init_container_and_a_volume() -> None:
+    spec = spec_of(
+        containers=[
+            {"name": "side", "image": "side:1"},
+            {"name": "milvus", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]},
+        ],
+        initContainers=[{"name": "init", "image": "init:1"}],
+        volumes=[{"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+    )
+    assert [container["name"] for container in spec["containers"]] == ["milvus", "side"]
+    assert spec["initContainers"] == [{"name": "init", "image": "init:1"}]
+    assert spec["volumes"] == [{"name": "data", "emptyDir": {}}, {"name": "tmp", "emptyDir": {"medium": "Memory"}}]
+    assert spec["containers"][0]["volumeMounts"] == [
+        {"name": "data", "mountPath": "/var/lib/milvus"},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+
+
+def test_a_volume_of_ours_is_replaced_as_a_whole() -> None:
+    assert spec_of(volumes=[{"name": "data", "hostPath": {"path": "/d"}}])["volumes"] == [
+        {"name": "data", "hostPath": {"path": "/d"}}
+    ]
+
+
+def test_ports_merge_by_their_number_and_probes_by_their_kind() -> None:
+    container = container_of(
+        ports=[{"containerPort": 19530, "hostPort": 1}, {"containerPort": 80}],
+        startupProbe={"failureThreshold": 1},
+        readinessProbe={"httpGet": {"path": "/ready"}},
+        livenessProbe={"exec": {"command": ["true"]}},
+    )
+    assert container["ports"] == [
+        {"name": "milvus", "containerPort": 19530, "hostPort": 1},
+        {"name": "metrics", "containerPort": 9091},
+        {"containerPort": 80},
+    ]
+    assert container["startupProbe"]["failureThreshold"] == 1
+    assert container["startupProbe"]["periodSeconds"] == 5
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
+    assert container["livenessProbe"] == {"exec": {"command": ["true"]}, "timeoutSeconds": 5, "periodSeconds": 15}
+
+
+def test_lists_without_a_key_replace() -> None:
+    assert container_of(args=["milvus", "run", "proxy"])["args"] == ["milvus", "run", "proxy"]
+
+
+def test_what_the_operator_relies_on_cannot_be_overridden() -> None:
+    metadata = {
+        "name": "y", "namespace": "z", "uid": "u", "ownerReferences": [],
+        "labels": {mo.MANAGED_BY_LABEL: "me", "own": "1"},
+        "annotations": {mo.TEMPLATE_HASH: "0", "own": "1"},
+    }  # fmt: skip
+    pod = mo.new_pod(milvus(pod={"metadata": metadata, "kind": "Job"}), 0)
+    plain = mo.new_pod(milvus(), 0)
+    hashed = pod["metadata"]["annotations"].pop(mo.TEMPLATE_HASH)
+    assert hashed == mo.template_hash(milvus(pod={"metadata": metadata, "kind": "Job"}))
+    assert pod["metadata"]["annotations"] == {"own": "1"}
+    assert pod["metadata"]["labels"] == plain["metadata"]["labels"] | {"own": "1"}
+    for key in ("name", "namespace", "ownerReferences"):
+        assert pod["metadata"][key] == plain["metadata"][key]
+    assert pod["kind"] == "Pod"
+
+
+@pytest.mark.parametrize(
+    "over",
+    [{"containers": "text"}, {"containers": [1]}, {"containers": [{"name": ["x"]}]}, {"containers": [{}]}, {"containers": {}},
+     {"volumes": [None]}, {"volumes": [{"name": {}}]}, {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
+     {"containers": [{"name": "milvus", "ports": [{"containerPort": []}]}]}, {"hostname": None}],
+)  # fmt: skip
+def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_judge(over: Obj) -> None:
+    assert mo.new_pod(milvus(pod={"spec": over}), 0)["metadata"]["name"] == "x-0"
+
+
+# The claim -----------------------------------------------------------------------------
+
+
+def test_each_pod_has_a_claim_of_its_own() -> None:
+    stored = milvus(storage={"size": "5Gi", "storageClassName": "fast"})
+    pod = mo.new_pod(stored, 3)
+    assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "data-x-3"}}]
+    assert mo.new_claim(stored, pod) == {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data-x-3", "namespace": "ns", "labels": pod["metadata"]["labels"]},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "5Gi"}},
+            "storageClassName": "fast",
+        },
+    }
+    assert "storageClassName" not in mo.new_claim(milvus(storage={"size": 1}), pod)["spec"]  # type: ignore[index]
+    assert mo.new_claim(milvus(), pod) is None
