@@ -960,6 +960,7 @@ class Memory:
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
+    no_status: float = 0  # when to try again to write its status
     said: Problem | None = None  # the problem in the log
 
     def recall(self, milvus: Obj, now: float) -> None:
@@ -1065,7 +1066,7 @@ class Operator:
         self.cluster, self.interval, self.workers = cluster, interval, workers
         self.scopes = [Scope(namespace) for namespace in namespaces]
         self.troubles: dict[str, str] = {}  # what is wrong now, by what it is about; said once
-        self.no_status: dict[str, float] = {}  # when to try again to write status, by namespace or UID
+        self.no_status: dict[str, float] = {}  # when to try again to write status, by namespace
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
         self.running = 0  # writes under way
         self.results: SimpleQueue[tuple[Plan, Action, Obj | None, ApiError | None]] = SimpleQueue()
@@ -1073,13 +1074,10 @@ class Operator:
         self.executor = ThreadPoolExecutor(workers + min(len(self.scopes), workers))
 
     def run(self) -> NoReturn:
-        """Make a pass whenever one is due, until something is raised; then let the writes under way end."""
-        try:
-            while True:
-                self.run_pass()
-                time.sleep(max(0, min(scope.due for scope in self.scopes) - time.monotonic()))
-        finally:
-            self.drain(4)
+        """Make a pass whenever one is due, until Stopped."""
+        while True:
+            self.run_pass()
+            time.sleep(max(0, min(scope.due for scope in self.scopes) - time.monotonic()))
 
     def run_pass(self, once: bool = False) -> bool:
         """Serve all scopes that are due; returns whether all of it went well.
@@ -1109,6 +1107,8 @@ class Operator:
             return self.cluster.snapshot(scope.namespace)
         except ApiError as error:
             return error
+        except Exception as error:  # an answer that is JSON, but not what an API server says
+            return unexpected(error)
 
     def list_failed(self, scope: Scope, error: ApiError) -> None:
         self.counts["failed"] += 1
@@ -1178,16 +1178,24 @@ class Operator:
 
     def next(self, plan: Plan) -> Action | None:
         """The plan's next write, if it has one and its status differs from the present one."""
-        action = plan.next()
-        if action and action.verb == "write_status":
-            self.tell(plan, action.pod)
-            now, present, status = time.monotonic(), mapping(plan.milvus.get("status")), action.pod["status"]
-            keys = namespace_of(plan.milvus), uid_of(plan.milvus)
-            resting = any(self.no_status.get(key, 0) > now for key in keys)
-            if resting or all(present.get(key) == value for key, value in status.items()):
-                return None
-            if keys[0] in self.no_status:
-                self.no_status[keys[0]] = now + 10  # one tries for all
+        try:
+            action = plan.next()
+        except Exception as error:  # whatever is in it, one Milvus never harms another
+            plan.finished = True
+            self.tell(plan, unexpected(error).problem())
+            return None
+        if not action or action.verb != "write_status":
+            return action
+        reconciled = action.pod["status"]["conditions"][1]
+        problem = Problem(reconciled["reason"], reconciled["message"])
+        self.tell(plan, problem if reconciled["status"] == "False" else None)
+        now, namespace = time.monotonic(), namespace_of(plan.milvus)
+        present, status = mapping(plan.milvus.get("status")), action.pod["status"]
+        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
+        if resting or all(present.get(key) == value for key, value in status.items()):
+            return None
+        if namespace in self.no_status:
+            self.no_status[namespace] = now + 10  # one tries for all
         return action
 
     def start(self, plan: Plan, action: Action) -> None:
@@ -1202,13 +1210,15 @@ class Operator:
             self.results.put((plan, action, self.cluster.carry_out(plan.milvus, action), None))
         except ApiError as error:
             self.results.put((plan, action, None, error))
+        except Exception as error:  # without a result, the Milvus would wait for it for ever
+            self.results.put((plan, action, None, unexpected(error)))
 
     def record(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
         """Take in the outcome of a write."""
         self.running -= 1
         plan.memory.writing -= 1
         if action.verb == "write_status":
-            self.status_written(plan.milvus, error)
+            self.status_written(plan, error)
         elif error:
             plan.failed(action, error)
         else:
@@ -1218,9 +1228,9 @@ class Operator:
                 would = "dry run, not really: " if self.cluster.dry_run else ""
                 log.info("%s%s pod %s: %s", would, DONE[action.verb], full_name(action.pod), action.reason)
 
-    def status_written(self, milvus: Obj, error: ApiError | None) -> None:
-        """Take in the outcome of a status write: when none can be written, one is tried every 10 s."""
-        namespace, uid, now = namespace_of(milvus), uid_of(milvus), time.monotonic()
+    def status_written(self, plan: Plan, error: ApiError | None) -> None:
+        """Take in the outcome of a status write. Where none can be written, one is tried every 10 s."""
+        namespace, now = namespace_of(plan.milvus), time.monotonic()
         if error and error.code in (403, 404):
             self.no_status[namespace] = now + 10
             old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
@@ -1230,24 +1240,19 @@ class Operator:
             return
         self.no_status.pop(namespace, None)
         self.fine(f"status {namespace}")
-        if error and error.code != 409:  # else it has changed since, and the next pass sees it
-            self.counts["failed"] += 1
-            self.no_status[uid] = now if error.is_transient else now + 10
-            self.trouble(f"status {uid}", f"cannot write the status of milvus {full_name(milvus)}: {error}")
-        elif not error:
+        if not error:
             self.counts["statuses written"] += 1
-            self.no_status.pop(uid, None)
-            self.fine(f"status {uid}")
+        elif error.code != 409:  # else it has changed since, and the next pass sees it
+            plan.memory.no_status = now if error.is_transient else now + 300
+            self.tell(plan, Problem("its status can't be written", str(error)))
 
-    def tell(self, plan: Plan, milvus: Obj) -> None:
+    def tell(self, plan: Plan, problem: Problem | None) -> None:
         """Say what keeps a Milvus from being served, once, and when it is over."""
-        reconciled = next(c for c in milvus["status"]["conditions"] if c["type"] == "Reconciled")
-        problem = None if reconciled["status"] == "True" else Problem(reconciled["reason"], reconciled["message"])
         self.counts["failed"] += bool(problem)
         if problem and problem != plan.memory.said:
-            log.warning("milvus %s: %s: %s", full_name(milvus), *problem)
+            log.warning("milvus %s: %s: %s", full_name(plan.milvus), *problem)
         elif plan.memory.said and not problem:
-            log.info("milvus %s: all right again", full_name(milvus))
+            log.info("milvus %s: all right again", full_name(plan.milvus))
         plan.memory.said = problem
 
     def trouble(self, about: str, text: str) -> None:
@@ -1294,6 +1299,10 @@ def explain(error: ApiError, verb: str, where: Scope | str, server: str) -> str:
     if error.code == 404:
         return f"{server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
     return f"cannot {what}: HTTP {error.code}: {error}; trying again"
+
+
+def unexpected(error: Exception) -> ApiError:
+    return ApiError(0, f"unexpected {type(error).__name__}: {error}")
 
 
 def timestamp() -> str:
@@ -1353,7 +1362,8 @@ def namespace_names(context: click.Context, option: click.Parameter, value: tupl
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signum, signal.SIG_DFL)  # a second one ends it at once
+    for either in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(either, signal.SIG_DFL)  # a second one ends it at once
     raise Stopped
 
 
@@ -1414,6 +1424,7 @@ def main(
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
     start_log(verbose)
+    operator = None
     try:
         api, default = connect(kubeconfig, context, connections=2 * workers)
         api.user_agent = f"{MANAGER}/{__version__}"
@@ -1426,6 +1437,8 @@ def main(
             sys.exit(0 if operator.run_pass(once=True) else 1)
         operator.run()
     except Stopped:
+        if operator:
+            operator.drain(4)
         log.info("stopped")
         logging.shutdown()
         os._exit(0)  # a request that hangs would hold up the end of the interpreter

@@ -749,7 +749,7 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
     operator.run_pass()
     operator.run_pass()
     assert kube.condition("Ready", "milvus-crd-test")["status"] == "True"
-    assert f"cannot write the status of milvus {kube.ns}/dotted.name: " in caplog.text
+    assert f"milvus {kube.ns}/dotted.name: its status can't be written: " in caplog.text
     assert kube.condition("Reconciled", "negative")["reason"] == "Invalid"
     assert kube.uids() == before
 

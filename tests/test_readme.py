@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
-from conftest import TOP, Kube
+from conftest import TOP, Kube, settle
+
+import milvus_operator as mo
 
 README = (TOP / "README.md").read_text()
 
@@ -30,8 +32,18 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 
 
-def test_the_yaml_is_the_sample() -> None:
+def test_the_first_yaml_is_the_sample() -> None:
     assert blocks("yaml")[0] == (TOP / "sample.yaml").read_text().partition("---")[0]
+
+
+def test_every_milvus_of_the_readme_gets_its_pod(kube: Kube, operator: mo.Operator) -> None:
+    for block in blocks("yaml"):
+        kube.kubectl("apply", "-f", "-", stdin=block)
+    settle(operator)
+    assert kube.names() == ["bucket-0", "configured-0", "kept-0", "large-0", "locked-0", "milvus-crd-test-0"]
+    (container,) = kube.all_pods()["locked-0"]["spec"]["containers"]
+    names = [variable["name"] for variable in container["env"]]
+    assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(names)
 
 
 def test_the_demo() -> None:
@@ -59,6 +71,6 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
 
 def test_from_python(kube: Kube) -> None:
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
-    (code,) = blocks("python")
+    code = blocks("python")[1]
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["milvusdb/milvus:v2.6.0", "['from-python']", "[]"], done.stderr

@@ -1,0 +1,204 @@
+"""The generated container with the real Milvus server: it comes up, serves, and keeps its data.
+
+The server's binary is in the wheel milvus==2.3.5. A test takes the container from the real API
+server, after its defaulting, and runs its args with its environment as the kubelet would;
+only paths and ports are moved, for there is no container around it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import controlplane
+import pytest
+from conftest import TOP, Kube, eventually
+
+import milvus_operator as mo
+
+Obj = dict[str, Any]
+MILVUS = TOP / "tests" / "milvus"
+PORTS = (
+    "PROXY_PORT", "METRICS_PORT", "PROXY_INTERNALPORT", "ROOTCOORD_PORT", "QUERYCOORD_PORT",
+    "QUERYNODE_PORT", "INDEXNODE_PORT", "DATACOORD_PORT", "DATANODE_PORT",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def server() -> Path:
+    """A folder with the server's binary in bin/ and a virtual environment with its client; made once."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.fail("the wheel with the Milvus server is for linux x86-64 only")
+    pins = MILVUS / "requirements.txt"
+    folder = controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    python = folder / "venv" / "bin" / "python"
+    unpack = "import milvus, shutil, sys; milvus._initialize_data_files(sys.argv[1])"
+    unpack += "; shutil.copy(f'{milvus.__path__[0]}/data/glog.conf', sys.argv[1])"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            for command in (
+                [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
+                [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(pins)],
+                [str(python), "-c", unpack, str(folder)],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    pytest.fail(f"the Milvus server can't be had: {' '.join(done.stderr.split())[-500:]}")
+            (folder / "ready").touch()
+    return folder
+
+
+class Server:
+    """One container of a pod as a process."""
+
+    def __init__(self, folder: Path, home: Path, container: Obj) -> None:
+        self.folder, self.container = folder, container
+        self.ports = dict(zip(PORTS, controlplane.free_ports(len(PORTS)), strict=True))
+        etcd, peer = controlplane.free_ports(2)
+        self.data, self.config = home / "data", home / "configs"
+        (self.config / "advanced").mkdir(parents=True)
+        (self.config / "glog.conf").write_bytes((folder / "glog.conf").read_bytes())
+        (self.config / "advanced" / "etcd.yaml").write_text(f"""
+            listen-client-urls: http://127.0.0.1:{etcd}
+            advertise-client-urls: http://127.0.0.1:{etcd}
+            listen-peer-urls: http://127.0.0.1:{peer}
+            initial-advertise-peer-urls: http://127.0.0.1:{peer}
+            initial-cluster: default=http://127.0.0.1:{peer}
+        """)
+        self.home, self.etcd = home, etcd
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The container's, expanded as the kubelet does, with paths and ports moved."""
+        ours = {variable["name"]: variable["value"].replace("$$", "$") for variable in self.container["env"]}
+        moved = {
+            "localhost:2479": f"localhost:{self.etcd}",
+            "/var/lib/milvus": str(self.data),
+            "/milvus/": f"{self.home}/",
+        }
+        for old, new in moved.items():
+            ours = {name: value.replace(old, new) for name, value in ours.items()}
+        return ours | {name: str(port) for name, port in self.ports.items()} | {
+            "LOCALSTORAGE_PATH": f"{self.data}/data",
+            "ROCKSMQ_PATH": f"{self.data}/rdb_data",
+            "MILVUS_RUN_DIR": str(self.home),
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            "LD_LIBRARY_PATH": f"{self.folder}/bin",
+            "HOME": str(self.home),
+        }  # fmt: skip
+
+    def start(self) -> None:
+        with (self.home / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.container["args"],
+                cwd=self.home,
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                executable=f"{self.folder}/bin/milvus",
+            )
+        eventually(self.ready, 120)
+
+    def ready(self) -> bool:
+        """Whether the readiness probe would pass."""
+        assert self.process
+        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
+        probe = self.container["readinessProbe"]["httpGet"]
+        names = {"milvus": "PROXY_PORT", "metrics": "METRICS_PORT"}
+        url = f"{probe['scheme'].lower()}://127.0.0.1:{self.ports[names[probe['port']]]}{probe['path']}"
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(url, timeout=self.container["readinessProbe"]["timeoutSeconds"]) as answer,
+        ):
+            return bool(answer.status == 200)
+        return False
+
+    def alive(self) -> bool:
+        """Whether the liveness probe would pass."""
+        assert self.container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports["METRICS_PORT"]), timeout=1):
+            return True
+        return False
+
+    def client(self, *arguments: str) -> Obj:
+        """Run milvus/client.py against it."""
+        command = [
+            str(self.folder / "venv" / "bin" / "python"),
+            str(MILVUS / "client.py"),
+            str(self.ports["PROXY_PORT"]),
+            *arguments,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def stop(self, signum: int, seconds: float) -> None:
+        assert self.process
+        self.process.send_signal(signum)
+        self.process.wait(seconds)
+
+
+@pytest.fixture
+def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> Iterator[Server]:
+    """The container that the operator generated, from the API server."""
+    kube.create(milvusSpec="proxy: {maxNameLength: 20}\ncommon: {storageType: local}")
+    operator.run_pass()
+    (container,) = kube.all_pods()["x-0"]["spec"]["containers"]
+    running = Server(server, tmp_path, container)
+    yield running
+    if running.process and running.process.poll() is None:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube, milvus: Server) -> None:
+    grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
+    milvus.start()
+    assert milvus.alive()
+    assert milvus.client("write") == {"count": 1000, "first": 7, "distance": 0.0}
+    assert "must be less than 20 characters" in milvus.client("name", "21")["refused"]
+    assert milvus.client("name", "20")["refused"] is None
+    milvus.stop(signal.SIGTERM, grace)
+    assert not milvus.alive()
+    milvus.start()
+    assert milvus.client("read") == {"count": 1000, "first": 7, "distance": 0.0}
+    milvus.stop(signal.SIGKILL, 5)
+    milvus.start()
+    assert milvus.client("read")["first"] == 7
+    milvus.stop(signal.SIGTERM, grace)
+    written = {path.name for path in milvus.data.iterdir()}
+    assert {"etcd", "data", "rdb_data"} <= written, "all of it below the volume"
+
+
+def test_an_unknown_setting_and_text_do_no_harm(
+    kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path
+) -> None:
+    kube.create("y", milvusSpec="no: {such: {setting: '$(HOME) $$'}}")
+    operator.run_pass()
+    (container,) = kube.all_pods()["y-0"]["spec"]["containers"]
+    running = Server(server, tmp_path, container)
+    assert running.environment()["no.such.setting"] == "$(HOME) $$"
+    try:
+        started = time.monotonic()
+        running.start()
+        assert time.monotonic() - started < 300, "within the startup probe's five minutes"
+    finally:
+        if running.process:
+            running.process.kill()
+            running.process.wait()
+    assert os.path.isdir(running.data / "etcd")
