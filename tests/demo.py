@@ -29,6 +29,13 @@ BOLD, DIM, GREEN, RED, PLAIN = (
 )
 
 
+CONFIGURE = json.dumps({"spec": {"milvusSpec": "proxy: {maxNameLength: 300}"}})
+
+
+def is_configured(pod: dict[str, Any]) -> bool:
+    return {"name": "proxy.maxNameLength", "value": "300"} in pod["spec"]["containers"][0]["env"]
+
+
 class Missed(Exception):
     """A step did not happen."""
 
@@ -121,9 +128,23 @@ class Demo:
         self.wait("the new image everywhere", lambda: self.ready(2) and self.images() == {image})
         self.kubectl("get", "pods", "-o", "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image")
 
+        self.step("It is configured: spec.milvusSpec becomes environment variables, and the pods roll again")
+        self.show_condition("Reconciled")
+        self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", CONFIGURE)
+        self.wait("the setting everywhere", lambda: self.ready(2) and all(map(is_configured, self.pods().values())))
+        environment = '{range .spec.containers[0].env[*]}{.name}={.value}{"\\n"}{end}'
+        self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={environment}")
+        self.show_condition("Reconciled")
+
         self.step("The Milvus is deleted: its pods go with it")
         self.kubectl("delete", "milvus", NAME)
         self.wait("no pods", lambda: not self.names())
+
+    def show_condition(self, kind: str) -> None:
+        reason = (
+            f'{{range .status.conditions[?(@.type=="{kind}")]}}{{.type}}={{.status}} {{.reason}}: {{.message}}{{end}}'
+        )
+        self.kubectl("get", "milvus", NAME, "-o", f"jsonpath={reason}")
 
     def images(self) -> set[str]:
         return {pod["spec"]["containers"][0]["image"] for pod in self.pods().values()}

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -46,8 +47,15 @@ def server() -> Path:
     folder = controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / "venv" / "bin" / "python"
-    unpack = "import milvus, shutil, sys; milvus._initialize_data_files(sys.argv[1])"
-    unpack += "; shutil.copy(f'{milvus.__path__[0]}/data/glog.conf', sys.argv[1])"
+    unpack = """
+import milvus, sys
+milvus._initialize_data_files(sys.argv[1])
+config = milvus.MilvusServerConfig(data_dir=sys.argv[1])
+config.resolve()
+config.cleanup_listen_ports()
+config.set("system_log_path", "")
+config.write_config()
+"""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
@@ -72,7 +80,8 @@ class Server:
         etcd, peer = controlplane.free_ports(2)
         self.data, self.config = home / "data", home / "configs"
         (self.config / "advanced").mkdir(parents=True)
-        (self.config / "glog.conf").write_bytes((folder / "glog.conf").read_bytes())
+        for name in ("milvus.yaml", "glog.conf"):  # of the wheel, as those of an image
+            (self.config / name).write_bytes((folder / "configs" / name).read_bytes())
         (self.config / "advanced" / "etcd.yaml").write_text(f"""
             listen-client-urls: http://127.0.0.1:{etcd}
             advertise-client-urls: http://127.0.0.1:{etcd}
@@ -172,17 +181,26 @@ def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube
     assert milvus.alive()
     assert milvus.client("write") == {"count": 1000, "first": 7, "distance": 0.0}
     assert "must be less than 20 characters" in milvus.client("name", "21")["refused"]
-    assert milvus.client("name", "20")["refused"] is None
     milvus.stop(signal.SIGTERM, grace)
     assert not milvus.alive()
     milvus.start()
     assert milvus.client("read") == {"count": 1000, "first": 7, "distance": 0.0}
+    assert milvus.client("name", "20")["refused"] is None
     milvus.stop(signal.SIGKILL, 5)
     milvus.start()
-    assert milvus.client("read")["first"] == 7
-    milvus.stop(signal.SIGTERM, grace)
+    assert milvus.client("read")["first"] == 7, "after a crash, too"
     written = {path.name for path in milvus.data.iterdir()}
     assert {"etcd", "data", "rdb_data"} <= written, "all of it below the volume"
+
+
+def test_the_readme_connects(milvus: Server) -> None:
+    milvus.start()
+    code = re.findall(r"^```python\n(.*?)^```$", (TOP / "README.md").read_text(), re.M | re.S)[0]
+    code = code.replace("19530", str(milvus.ports["PROXY_PORT"]))
+    python = str(milvus.folder / "venv" / "bin" / "python")
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "42" in done.stdout
 
 
 def test_an_unknown_setting_and_text_do_no_harm(
