@@ -35,12 +35,12 @@ import random
 import re
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from queue import Empty, SimpleQueue
@@ -491,10 +491,10 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def is_leaving(milvus: Obj, pod: Obj) -> bool:
-    """It will be gone by itself: it is ending, or of an earlier Milvus of this name."""
+    """It will be gone by itself: it is ending, or of an earlier Milvus of this name, and another UID."""
     owner = controller_of(pod) or {}
-    earlier = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus)) and owner["uid"] != uid_of(milvus)
-    return is_ending(pod) or (earlier and str(owner.get("apiVersion")).startswith(f"{GROUP}/"))
+    kind = (owner.get("apiVersion"), owner.get("kind"), owner.get("name"))
+    return is_ending(pod) or kind == (API_VERSION, KIND, name_of(milvus))
 
 
 def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Problem]:
@@ -540,26 +540,26 @@ def decide(
     conflicts = {*held, *strangers(milvus, pods)}
     taken = conflicts.union(name_of(pod) for pod in pods)
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
-    actions = [Action("delete", pod, f"surplus: {replicas} wanted") for pod in surplus if not is_ending(pod)]
+    deletes = [Action("delete", pod, f"surplus: {replicas} wanted") for pod in surplus if not is_ending(pod)]
+    others = [Action("adopt", pod, "orphan with our labels") for pod in pods if is_orphan(milvus, pod)]
     steps: list[Action] = []  # of the roll
-    actions += [Action("adopt", pod, "orphan with our labels") for pod in pods if is_orphan(milvus, pod)]
     for ordinal in range(replicas):
         pod = mine.get(ordinal)
         if pod is None:
             if pod_name(milvus, ordinal) not in taken:
-                actions.append(Action("create", new_pod(milvus, ordinal), "missing"))
-        elif is_ending(pod):
-            continue
-        elif is_finished(pod):
+                others.append(Action("create", new_pod(milvus, ordinal), "missing"))
+        elif is_finished(pod) and not is_ending(pod):
             stale = template_hash_of(pod) != fingerprint
             if replace or stale:
-                (steps if stale else actions).append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
-        elif not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
-            actions.append(Action("label", pod, "lost its labels"))
+                (steps if stale else deletes).append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
+        elif not is_ending(pod) and not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
+            others.append(Action("label", pod, "lost its labels"))
     steps += roll(mine, [i for i in range(replicas) if pod_name(milvus, i) not in conflicts], fingerprint)
+    if deletes and any(is_ready(step.pod) for step in steps):
+        steps = []  # one thing after the other: no Ready pod goes with those that are surplus
     if steps and not vetted:
         steps = [Action("vet", new_pod(milvus, ordinal_of(milvus, steps[0].pod) or 0), "the template has changed")]
-    return actions + steps
+    return deletes + steps + others
 
 
 def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str) -> list[Action]:
@@ -637,7 +637,10 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
         message = f"spec.milvusSpec is no YAML mapping: it is kept as the annotation {MILVUS_SPEC} and sets nothing"
         reconciled = Problem("SpecIsText", message)
     present = mapping(milvus.get("status")).get("conditions")
-    before = {c.get("type"): c for c in present if isinstance(c, dict)} if isinstance(present, list) else {}
+    before: dict[str, Obj] = {}
+    for last in present if isinstance(present, list) else []:
+        if isinstance(last, dict) and all(isinstance(last.get(key), str) for key in ("type", "lastTransitionTime")):
+            before[last["type"]] = last
 
     def condition(kind: str, true: bool, said: Problem) -> Obj:
         status, last = str(true), before.get(kind, {})
@@ -684,6 +687,10 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
+# How RBAC says no: the verb, the resource, and the namespace if it isn't all of them.
+DENIED = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "[^"]*" (?:in the namespace "([^"]+)"|at the cl)')
+
+
 class ApiError(Exception):
     """A request that failed: the server's HTTP code, 0 when there was no proper answer, and one line of text."""
 
@@ -706,6 +713,14 @@ class ApiError(Exception):
         """Whether the same request may succeed in the next pass; otherwise it was refused."""
         return self.code in (0, 401, 409, 429) or self.code >= 500
 
+    @property
+    def denied(self) -> str | None:
+        """The right that is missing, as verb, resource and place, when RBAC refused the request."""
+        right = DENIED.search(str(self)) if self.code == 403 else None
+        if not right:
+            return None
+        return f"{right[1]} {right[2]} in " + (f"namespace {right[3]}" if right[3] else "all namespaces")
+
     def problem(self) -> Problem:
         """The reason and message for the Milvus that it hit."""
         if self.code == 403:
@@ -722,7 +737,7 @@ class Bounded(io.RawIOBase):
 
     def __init__(self, raw: Any, sock: socket.socket) -> None:
         self.raw, self.sock = raw, sock
-        self.end = time.monotonic() + (sock.gettimeout() or math.inf)
+        self.end = time.monotonic() + (sock.gettimeout() or 0)  # every request has one
 
     def readable(self) -> bool:
         return True
@@ -731,7 +746,7 @@ class Bounded(io.RawIOBase):
         left = self.end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        self.sock.settimeout(min(left, threading.TIMEOUT_MAX))
+        self.sock.settimeout(left)
         return self.raw.readinto(buffer)  # type: ignore[no-any-return]  # an untyped SocketIO
 
     def close(self) -> None:
@@ -805,9 +820,11 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, ConfigException, OSError) as error:
             late = isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError)
             if late and not isinstance(error, urllib3.exceptions.NewConnectionError):
-                raise ApiError(0, f"no answer within {self.timeout:g} s") from None
+                raise ApiError(0, f"no answer within {self.timeout:g} s", {"reason": "Timeout"}) from None
             text = str(error.args[-1] if error.args else type(error).__name__)
             raise ApiError(0, re.sub(r"^\S*Connection\(.*?\): ", "", text)) from None
+        except ValueError:  # its text may be the credentials
+            raise ApiError(0, "the credentials have characters that no HTTP header can hold") from None
         try:
             return mapping(parse(body))
         except ValueError:
@@ -880,7 +897,11 @@ class Cluster:
             return None
 
     def delete(self, milvus: Obj, pod: Obj) -> Obj | None:
-        options: Obj = {"preconditions": {"uid": uid_of(pod)}}
+        """A pod that was not Ready when it was listed is deleted only if it has not changed: it may be Ready by now."""
+        same = {"uid": uid_of(pod)}
+        if not is_ready(pod):
+            same["resourceVersion"] = pod["metadata"]["resourceVersion"]
+        options: Obj = {"preconditions": same}
         if self.dry_run:  # in the body: with a body, the API server ignores ?dryRun=All and deletes
             options["dryRun"] = ["All"]
         try:
@@ -894,6 +915,10 @@ class Cluster:
         return None if gone and not ending.get("finalizers") else pod | {"metadata": ending}
 
     def adopt(self, milvus: Obj, pod: Obj) -> Obj | None:
+        """As the ReplicaSet controller, only after one more look: the pods of an owner that is gone are collected."""
+        now = self.request(self.milvuses.get, namespace=namespace_of(milvus), name=name_of(milvus))
+        if uid_of(now) != uid_of(milvus) or is_ending(now):
+            raise ApiError(409, "the Milvus has changed")
         return self.patch_pod(pod, {"ownerReferences": [owner_reference(milvus)]})  # merged with others by their UID
 
     def label(self, milvus: Obj, pod: Obj) -> Obj | None:
@@ -955,6 +980,7 @@ class Memory:
 
     generation: int = 0
     held: dict[str, Problem] = field(default_factory=dict)  # by pod name: what was refused, until `refused` is over
+    suspects: set[str] = field(default_factory=set)  # those that were tried and refused: the last to be tried again
     refused: Backoff = field(default_factory=lambda: Backoff(10, 300))
     replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))
     served: float = 0  # when it had its last write: the one that waits longest goes first
@@ -969,11 +995,18 @@ class Memory:
         if generation != self.generation:
             self.generation = generation
             self.held.clear()
+            self.suspects.clear()
             self.refused.forget()
         if now >= self.refused.until:
             self.held.clear()
         if now >= self.replaced.since + 600:
             self.replaced.forget()
+
+    def hold(self, held: dict[str, Problem], now: float) -> None:
+        """Let what was refused rest; several refusals of one try are one."""
+        self.held |= held
+        if now >= self.refused.until:
+            self.refused.wait_longer(now)
 
 
 class Plan:
@@ -986,6 +1019,8 @@ class Plan:
         self.todo: deque[Action] = deque()
         self.rounds = 0
         self.failure: Problem | None = None  # what ended the plan early
+        self.told = False  # that failure was said for all that it hits
+        self.changed: set[str] = set()  # pods that are not any more as they were listed
         self.finished = False
 
     def next(self) -> Action | None:
@@ -994,12 +1029,17 @@ class Plan:
             self.todo.extend(self.decide())
             if not self.todo:
                 self.finished = True
-                problem = self.failure or next(iter(self.memory.held.values()), None)
-                if not problem:
-                    self.memory.refused.forget()
-                status = status_of(self.milvus, self.pods.values(), problem, timestamp())
+                status = status_of(self.milvus, self.pods.values(), self.problem(), timestamp())
                 return Action("write_status", self.milvus | {"status": status}, "")
         return self.todo.popleft() if self.todo else None
+
+    def problem(self) -> Problem | None:
+        """What keeps the Milvus from being served: the first of what rests, so that it stays the same."""
+        held = self.memory.held
+        if not held and not self.failure:
+            self.memory.refused.forget()
+            self.memory.suspects.clear()
+        return held[min(held)] if held else self.failure
 
     def decide(self) -> list[Action]:
         """The writes of the next round, less what rests after a refusal."""
@@ -1009,17 +1049,17 @@ class Plan:
         try:
             conflicts = strangers(self.milvus, self.pods.values())
             if not conflicts.keys() <= memory.held.keys():
-                memory.refused.wait_longer(now)
-                memory.held |= conflicts
+                memory.hold(conflicts, now)
             held = [name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT]
             may_replace = now >= memory.replaced.until
             vetted = memory.vetted == template_hash(self.milvus)
             actions = decide(self.milvus, self.pods.values(), replace=may_replace, held=held, vetted=vetted)
         except Invalid:
             return []  # its status says why
+        actions = [action for action in actions if name_of(action.pod) not in memory.held.keys() | self.changed]
         if any(action.verb == "delete" and is_finished(action.pod) for action in actions):
             memory.replaced.wait_longer(now)
-        return [action for action in actions if name_of(action.pod) not in memory.held]
+        return sorted(actions, key=lambda action: name_of(action.pod) in memory.suspects)
 
     def succeeded(self, action: Action, pod: Obj | None) -> None:
         """Take in what the API server answered: the pod as it is now, or that there is none."""
@@ -1031,18 +1071,18 @@ class Plan:
             self.pods[name_of(pod)] = pod
 
     def failed(self, action: Action, error: ApiError) -> None:
-        """Leave the rest to another pass; what was refused rests until its back-off is over."""
+        """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
         if error.status.get("reason") == "AlreadyExists":
             self.todo.appendleft(Action("look", action.pod, "its name is taken"))
-            return
-        if error.code in (404, 409) and action.verb != "create":  # it has changed since it was listed
-            self.finished = True
+        elif error.code in (404, 409) and action.verb != "create":
+            self.changed.add(name_of(action.pod))
         else:
-            self.failure = error.problem()
-        if self.failure and not error.is_transient:
-            self.memory.held |= {name_of(a.pod): self.failure for a in (action, *self.todo)}
-            self.memory.refused.wait_longer(time.monotonic())
-        self.todo.clear()
+            self.failure = self.failure or error.problem()
+            if not error.is_transient:
+                self.memory.suspects.add(name_of(action.pod))
+                held = {name_of(a.pod): error.problem() for a in (action, *self.todo)}
+                self.memory.hold(held, time.monotonic())
+            self.todo.clear()
 
 
 @dataclass
@@ -1053,7 +1093,6 @@ class Scope:
     due: float = 0
     failures: Backoff = field(default_factory=lambda: Backoff(1, 30))
     memories: dict[str, Memory] = field(default_factory=dict)  # by the UID of the Milvus
-    exists: bool = False  # known to
 
     def __str__(self) -> str:
         return f"namespace {self.namespace}" if self.namespace else "all namespaces"
@@ -1070,8 +1109,32 @@ class Operator:
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
         self.running = 0  # writes under way
         self.results: SimpleQueue[tuple[Plan, Action, Obj | None, ApiError | None]] = SimpleQueue()
-        # The lists have threads of their own: writes that hang must not hold them up.
-        self.executor = ThreadPoolExecutor(workers + min(len(self.scopes), workers))
+        # Daemons, for a request that hangs must not hold up the end; and some of them for the lists
+        # alone, which writes that hang must not hold up either.
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        count = workers + min(len(self.scopes), workers)
+        self.threads = [threading.Thread(target=self.worker, daemon=True) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def worker(self) -> None:
+        while job := self.jobs.get():
+            job()
+
+    def close(self) -> None:
+        """End the threads, as soon as their present requests end."""
+        for _ in self.threads:
+            self.jobs.put(None)
+
+    def run_once(self) -> bool:
+        """Do everything that can be done now, again where it changed meanwhile; returns whether all went well."""
+        for _ in range(5):
+            well = self.run_pass(once=True)
+            if not self.counts["changed"]:
+                return well
+            for scope in self.scopes:
+                scope.due = 0
+        return False
 
     def run(self) -> NoReturn:
         """Make a pass whenever one is due, until Stopped."""
@@ -1090,7 +1153,10 @@ class Operator:
         self.drain(0)
         plans: list[Plan] = []
         due = [scope for scope in self.scopes if scope.due <= started]
-        for scope, answer in zip(due, self.executor.map(self.lists, due), strict=True):
+        answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | ApiError]] = SimpleQueue()
+        for scope in due:
+            self.jobs.put(functools.partial(self.list_scope, scope, answers))
+        for scope, answer in (answers.get() for _ in due):
             if isinstance(answer, ApiError):
                 self.list_failed(scope, answer)
             else:
@@ -1102,50 +1168,49 @@ class Operator:
         self.report(started)
         return not self.counts["failed"]
 
-    def lists(self, scope: Scope) -> tuple[list[Obj], list[Obj]] | ApiError:
+    def list_scope(self, scope: Scope, answers: SimpleQueue[Any]) -> None:
         try:
-            return self.cluster.snapshot(scope.namespace)
+            answers.put((scope, self.cluster.snapshot(scope.namespace)))
         except ApiError as error:
-            return error
+            answers.put((scope, error))
         except Exception as error:  # an answer that is JSON, but not what an API server says
-            return unexpected(error)
+            answers.put((scope, unexpected(error)))
 
     def list_failed(self, scope: Scope, error: ApiError) -> None:
         self.counts["failed"] += 1
         now = time.monotonic()
         scope.failures.wait_longer(now)
         scope.due = now + scope.failures.delay * random.uniform(0.5, 1)
-        self.trouble(f"list {scope}", explain(error, "list", scope, self.cluster.server))
+        self.trouble(f"list {scope}", explain(error, f"list {scope}", self.cluster.server))
 
     def plans(self, scope: Scope, found: list[Obj], wanted: list[Obj]) -> Iterator[Plan]:
         """A plan for each Milvus that can be served now."""
         scope.failures.forget()
         self.fine(f"list {scope}")
+        self.fine("server")
         self.check_namespace(scope, bool(found or wanted))
         now, uids = time.monotonic(), {uid_of(milvus) for milvus in wanted}
         scope.memories = {uid: scope.memories.get(uid) or Memory() for uid in uids}
         index: dict[Any, list[Obj]] = defaultdict(list)
         for pod in found:
             owner = owner_uid(pod)
-            index[owner if owner in uids else (namespace_of(pod), labels_of(pod).get(INSTANCE_LABEL))].append(pod)
+            index[namespace_of(pod), owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)].append(pod)
         self.counts["milvus"] += len(wanted)
         self.counts["pods"] += len(found)
         for milvus in wanted:
             memory = scope.memories[uid_of(milvus)]
             if not is_ending(milvus) and not memory.writing:  # else what was listed of it may be old
                 memory.recall(milvus, now)
-                yield Plan(milvus, index[uid_of(milvus)] + index[namespace_of(milvus), name_of(milvus)], memory)
+                namespace = namespace_of(milvus)
+                yield Plan(milvus, index[namespace, uid_of(milvus)] + index[namespace, name_of(milvus)], memory)
 
     def check_namespace(self, scope: Scope, in_use: bool) -> None:
         """Say it when a namespace is empty because there is none of that name."""
-        if scope.namespace and not in_use and not scope.exists:
-            scope.exists = self.cluster.namespace_exists(scope.namespace)
-            if not scope.exists:
-                self.counts["failed"] += 1
-                self.trouble(str(scope), f"{scope} does not exist: nothing is served there until it is created")
-        if scope.exists or in_use:
-            scope.exists = not in_use  # ask again once it is empty again
+        if in_use or not scope.namespace or self.cluster.namespace_exists(scope.namespace):
             self.fine(str(scope))
+        else:
+            self.counts["failed"] += 1
+            self.trouble(str(scope), f"{scope} does not exist: nothing is served there until it is created")
 
     def work(self, plans: list[Plan], deadline: float) -> None:
         """Carry out the plans side by side, until all is done or the deadline has come.
@@ -1202,7 +1267,7 @@ class Operator:
         self.running += 1
         plan.memory.writing += 1
         plan.memory.served = time.monotonic()
-        self.executor.submit(self.attempt, plan, action)
+        self.jobs.put(functools.partial(self.attempt, plan, action))
 
     def attempt(self, plan: Plan, action: Action) -> None:
         """Do one write, in a worker's thread; all else happens in the main thread."""
@@ -1219,9 +1284,16 @@ class Operator:
         plan.memory.writing -= 1
         if action.verb == "write_status":
             self.status_written(plan, error)
-        elif error:
+            return
+        right = f"{action.verb} pods in {namespace_of(plan.milvus)}"
+        if error:
             plan.failed(action, error)
+            self.counts["changed"] += bool(plan.changed)
+            if error.denied or error.code == 401 or (error.code == 0 and not error.status):
+                plan.told = True
+                self.trouble(right if error.denied else "server", explain(error, right, self.cluster.server))
         else:
+            self.fine(right)
             plan.succeeded(action, pod)
             if action.verb in DONE:
                 self.counts[DONE[action.verb]] += 1
@@ -1234,26 +1306,31 @@ class Operator:
         if error and error.code in (403, 404):
             self.no_status[namespace] = now + 10
             old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
-            forbidden = explain(error, f"patch {PLURAL}/status", Scope(namespace), self.cluster.server)
-            self.trouble(f"status {namespace}", old if error.code == 404 else forbidden)
+            right = f"patch {PLURAL}/status in {namespace}"
+            text = old if error.code == 404 else explain(error, right, self.cluster.server)
+            self.trouble(f"status {namespace}", text)
             self.counts["failed"] += error.code == 403
             return
-        self.no_status.pop(namespace, None)
-        self.fine(f"status {namespace}")
+        if not error or error.code in (400, 409, 422):  # one that knows of a status subresource
+            self.no_status.pop(namespace, None)
+            self.fine(f"status {namespace}")
         if not error:
             self.counts["statuses written"] += 1
         elif error.code != 409:  # else it has changed since, and the next pass sees it
             plan.memory.no_status = now if error.is_transient else now + 300
-            self.tell(plan, Problem("its status can't be written", str(error)))
+            if not plan.memory.said:
+                self.tell(plan, Problem("its status can't be written", str(error)))
 
     def tell(self, plan: Plan, problem: Problem | None) -> None:
         """Say what keeps a Milvus from being served, once, and when it is over."""
         self.counts["failed"] += bool(problem)
-        if problem and problem != plan.memory.said:
+        told = plan.told or bool(problem and DENIED.search(problem.message))  # for all that it hits
+        if problem and problem != plan.memory.said and not told:
             log.warning("milvus %s: %s: %s", full_name(plan.milvus), *problem)
         elif plan.memory.said and not problem:
             log.info("milvus %s: all right again", full_name(plan.milvus))
-        plan.memory.said = problem
+        if not told:
+            plan.memory.said = problem
 
     def trouble(self, about: str, text: str) -> None:
         """Say what is wrong, when it is new."""
@@ -1275,7 +1352,8 @@ class Operator:
     def report(self, started: float) -> None:
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
         seconds, size = time.monotonic() - started, (self.counts["milvus"], self.counts["pods"])
-        log.log(level, "pass over %d Milvus and %d pods: %s, %.2f s", *size, self.counted(), seconds)
+        dry = "dry run, " if self.cluster.dry_run else ""
+        log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", dry, *size, self.counted(), seconds)
 
     def drain(self, seconds: float) -> None:
         """Take in the outcome of writes that outlived their pass, waiting for it that long."""
@@ -1287,22 +1365,26 @@ class Operator:
                 return
 
 
-def explain(error: ApiError, verb: str, where: Scope | str, server: str) -> str:
+def explain(error: ApiError, what: str, server: str) -> str:
     """One line on a request that failed for all: what happened, and what to do."""
-    what = f"{verb} in {where}"
     if error.code == 0:
         return f"cannot reach {server}: {error}; trying again"
     if error.code == 401:
         return f"{server} does not accept the credentials (401): log in again, or renew the token of the kubeconfig"
-    if error.code == 403:
-        return f"cannot {what}: {error}; grant this right to the operator"
+    if error.denied:
+        return f"not allowed to {error.denied}: grant this right to the operator"
     if error.code == 404:
         return f"{server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
     return f"cannot {what}: HTTP {error.code}: {error}; trying again"
 
 
 def unexpected(error: Exception) -> ApiError:
-    return ApiError(0, f"unexpected {type(error).__name__}: {error}")
+    """An error that nothing foresaw. Its text may hold anything, so only its kind and place are told."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}" if trace else "nowhere"
+    return ApiError(0, f"unexpected {type(error).__name__} in {place}: please report it", {"reason": "Unexpected"})
 
 
 def timestamp() -> str:
@@ -1334,17 +1416,29 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             kubeconfig_loader.load_kube_config(files, context, settings, persist_config=False)
             contexts, current = kubeconfig_loader.list_kube_config_contexts(files)
             chosen = next(c for c in contexts if c["name"] == context) if context else current
+            check(settings)
             return ApiClient(settings), chosen["context"].get("namespace") or "default"
         if in_pod:
             kubeconfig_loader.load_incluster_config(settings)
             with open(f"{SERVICE_ACCOUNT}/namespace") as file:
                 return ApiClient(settings), file.read().strip() or "default"
     except Exception as error:  # the loader raises whatever a strange file makes it stumble on
-        known = isinstance(error, ConfigException | OSError | yaml.YAMLError)
+        known = isinstance(error, ConfigException | OSError | yaml.YAMLError | urllib3.exceptions.HTTPError)
         text = " ".join(str(error).split()) if known else "it is not a kubeconfig"
         source = files if not in_pod else f"{files} or {SERVICE_ACCOUNT}"
         raise Unusable(f"cannot use {source}: {text}; `kubectl config get-contexts` shows what is there") from None
     raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
+
+
+def check(settings: Configuration) -> None:
+    """Raise OSError when the certificates or the address of the server are none: no retry would mend that."""
+    if settings.ssl_ca_cert or settings.ca_cert_data:
+        ssl.create_default_context(cafile=settings.ssl_ca_cert, cadata=settings.ca_cert_data)
+    if settings.cert_file:
+        ssl.create_default_context().load_cert_chain(settings.cert_file, settings.key_file)
+    url = urllib3.util.parse_url(settings.host)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OSError(f"its server {settings.host} is no http or https address")
 
 
 def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -1401,7 +1495,7 @@ def start_log(verbose: bool) -> None:
 @click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, show_default=True,
               help="How many writes at once.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Log the passes that did nothing, too.")
-@click.version_option(__version__, prog_name="milvus-operator", message="%(prog)s %(version)s")
+@click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
     namespaces: tuple[str, ...],
     all_namespaces: bool,
@@ -1434,14 +1528,12 @@ def main(
                  "once" if once else f"every {interval:g} s", operator.cluster.server,
                  ", as a dry run" if dry_run else "")  # fmt: skip
         if once:
-            sys.exit(0 if operator.run_pass(once=True) else 1)
+            sys.exit(0 if operator.run_once() else 1)
         operator.run()
     except Stopped:
         if operator:
             operator.drain(4)
         log.info("stopped")
-        logging.shutdown()
-        os._exit(0)  # a request that hangs would hold up the end of the interpreter
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -152,6 +152,13 @@ def whole_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "milvus_operator")
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    while ImpatientOperator.made:
+        ImpatientOperator.made.pop().close()
+
+
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
     """A control plane with our CRD. Without one nothing can be tested, and nothing is skipped."""
@@ -185,6 +192,12 @@ def kube(plane: ControlPlane) -> Iterator[Kube]:
 
 class ImpatientOperator(mo.Operator):
     """For it, a pass is always due."""
+
+    made: ClassVar[list[mo.Operator]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made.append(self)
 
     def run_pass(self, once: bool = False) -> bool:
         for scope in self.scopes:
@@ -271,10 +284,10 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
 
 
 def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
-    """A copy of the administrator's kubeconfig, changed: server, tls_server_name, token, namespace."""
+    """A copy of the administrator's kubeconfig, changed: server, tls_server_name, certificate_authority_data, token, namespace."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
-    parts = {"server": content["clusters"][0]["cluster"], "tls_server_name": content["clusters"][0]["cluster"],
-             "token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}  # fmt: skip
+    cluster = content["clusters"][0]["cluster"]
+    parts = {"server": cluster, "tls_server_name": cluster, "certificate_authority_data": cluster, "token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}  # fmt: skip
     for key, value in changes.items():
         parts[key][key.replace("_", "-")] = value
     path.write_text(yaml.safe_dump(content))

@@ -248,10 +248,39 @@ def test_an_expired_token(kube: Kube, command: Start, tmp_path: Path) -> None:
 
 def test_a_missing_right_names_verb_resource_and_namespace(kube: Kube, command: Start) -> None:
     process = command("--once", "--kubeconfig", str(kube.plane.kubeconfig("nobody")))
-    fails(
-        process, 1, f'cannot list in namespace {kube.ns}: pods is forbidden: User "nobody" cannot list resource "pods"'
-    )
-    assert f'in the namespace "{kube.ns}"; grant this right to the operator' in process.log
+    fails(process, 1, f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator")
+
+
+def test_a_missing_right_to_write_is_said_once_for_all(kube: Kube, command: Start) -> None:
+    kube.kubectl("create", "role", "r", "--verb=list", "--resource=pods,milvuses.zilliz.com")
+    kube.kubectl("create", "rolebinding", "r", "--role=r", "--user=nobody")
+    for name in "abc":
+        kube.create(name, replicas=2)
+    process = command("--once", "--kubeconfig", str(kube.plane.kubeconfig("nobody")))
+    fails(process, 1, f"not allowed to create pods in namespace {kube.ns}: grant this right to the operator",
+          f"not allowed to patch milvuses/status in namespace {kube.ns}: grant this right to the operator")  # fmt: skip
+    assert "WARNING" not in process.log
+
+
+@pytest.mark.parametrize("token", ["a\nb", "\u2603"])
+def test_a_token_that_no_header_can_hold_is_not_shown(kube: Kube, command: Start, tmp_path: Path, token: str) -> None:
+    file = kubeconfig(tmp_path / "config", kube.plane, token=f"secret{token}")
+    process = command("--kubeconfig", file, "--once")
+    fails(process, 1, "the credentials have characters that no HTTP header can hold")
+    assert "secret" not in process.log
+
+
+def test_certificates_and_addresses_that_are_none(kube: Kube, command: Start, tmp_path: Path) -> None:
+    for change in ({"certificate_authority_data": "bm9uZQ=="}, {"server": "nonsense"}):
+        file = kubeconfig(tmp_path / "config", kube.plane, **change)
+        fails(command("--kubeconfig", file), 2, f"Error: cannot use {file}: ")
+
+
+def test_nothing_is_left_in_the_temporary_folder(command: Start, tmp_path: Path) -> None:
+    process = command("-v", env={"TMPDIR": str(tmp_path)})
+    process.says("pass over")
+    assert process.stop() == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_namespace_that_does_not_exist(kube: Kube, command: Start) -> None:

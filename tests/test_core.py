@@ -66,6 +66,12 @@ ORPHAN = pod("x-1", "ready", owner=None)
         ("an ending surplus needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
+        (
+            "deletes come before creates",
+            2,
+            [pod("x-1", "failed"), pod("x-2", "ready")],
+            ["delete x-2", "delete x-1", "create x-0"],
+        ),
         ("a stranger is left alone", 3, [READY[0], STRANGER], ["create x-2"]),
         ("a stranger beyond the wanted is left alone", 1, [READY[0], STRANGER], []),
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
@@ -97,6 +103,8 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("a broken new one blocks, a Ready old one stays", [*OLD[:2], pod("x-2", image="milvus:1")], []),
         ("rolling back past broken ones", [READY[0], READY[1], pod("x-2", image="milvus:broken")], ["delete x-2"]),
         ("a failed old one goes at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
+        ("no Ready one together with those that are surplus", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
+        ("broken ones go before what is missing comes", [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
         ("the end of a roll", READY, []),
     ],
 )  # fmt: skip
@@ -111,7 +119,7 @@ def test_a_stranger_does_not_block_a_roll() -> None:
 
 def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
-    assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["create x-1", "vet x-0"]
+    assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
     assert actions(milvus(3), *READY, vetted=False) == []
 
 
@@ -241,7 +249,8 @@ def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
 
 
 def test_a_status_of_any_shape_is_replaced() -> None:
-    for strange in ("text", [1], {"conditions": "none"}, {"conditions": [1, {"type": 3}]}):
+    for strange in ("text", [1], {"conditions": "none"}, {"conditions": [1, {"type": 3}, {"type": {}}]},
+                    {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Ready", "lastTransitionTime": 3}]}):  # fmt: skip
         assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], None, NOW)["readyReplicas"] == 1
 
 
@@ -251,6 +260,9 @@ def test_a_longer_wait_each_time_and_none_after_a_quiet_while() -> None:
     for _ in range(8):
         memory.replaced.wait_longer(now=1000)
         delays.append(memory.replaced.until - 1000)
+    for _ in range(5):
+        memory.hold({"x-0": mo.Problem("QuotaExceeded", "")}, now=1000)
+    assert memory.refused.until == 1010, "the refusals of one try are one"
     assert delays == [10, 20, 40, 80, 160, 300, 300, 300]
     memory.recall(milvus(), now=1599)
     assert memory.replaced.until == 1300
