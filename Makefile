@@ -14,6 +14,7 @@ demo: .venv/ready ## the life of a Milvus on a local control plane (WAIT=no ends
 	@$(BIN)/python tests/demo.py --wait=$(WAIT)
 
 test: .venv/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
+	@$(BIN)/python tests/controlplane.py build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/ready ## ruff and mypy
