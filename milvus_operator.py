@@ -1187,7 +1187,6 @@ class Operator:
         """A plan for each Milvus that can be served now."""
         scope.failures.forget()
         self.fine(f"list {scope}")
-        self.fine("server")
         self.check_namespace(scope, bool(found or wanted))
         now, uids = time.monotonic(), {uid_of(milvus) for milvus in wanted}
         scope.memories = {uid: scope.memories.get(uid) or Memory() for uid in uids}
@@ -1282,6 +1281,10 @@ class Operator:
         """Take in the outcome of a write."""
         self.running -= 1
         plan.memory.writing -= 1
+        if error and (error.code == 401 or (error.code == 0 and not error.status)):
+            plan.told = True
+            self.counts["unreachable"] += 1
+            self.trouble("server", explain(error, action.verb, self.cluster.server))
         if action.verb == "write_status":
             self.status_written(plan, error)
             return
@@ -1289,9 +1292,8 @@ class Operator:
         if error:
             plan.failed(action, error)
             self.counts["changed"] += bool(plan.changed)
-            if error.denied or error.code == 401 or (error.code == 0 and not error.status):
-                plan.told = True
-                self.trouble(right if error.denied else "server", explain(error, right, self.cluster.server))
+            if error.denied:
+                self.trouble(right, explain(error, right, self.cluster.server))
         else:
             self.fine(right)
             plan.succeeded(action, pod)
@@ -1318,7 +1320,7 @@ class Operator:
             self.counts["statuses written"] += 1
         elif error.code != 409:  # else it has changed since, and the next pass sees it
             plan.memory.no_status = now if error.is_transient else now + 300
-            if not plan.memory.said:
+            if not plan.memory.said and not plan.told:
                 self.tell(plan, Problem("its status can't be written", str(error)))
 
     def tell(self, plan: Plan, problem: Problem | None) -> None:
@@ -1350,6 +1352,8 @@ class Operator:
         return ", ".join(done) or "nothing written"
 
     def report(self, started: float) -> None:
+        if not self.counts["unreachable"]:
+            self.fine("server")
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
         seconds, size = time.monotonic() - started, (self.counts["milvus"], self.counts["pods"])
         dry = "dry run, " if self.cluster.dry_run else ""

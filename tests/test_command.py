@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -324,6 +325,70 @@ def test_a_list_that_failed_is_not_an_empty_list(
     assert time.monotonic() - started < 5
     assert kube.uids() == before
     assert not [request for request in wire.requests if request.verb != "GET"]
+
+
+def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if verb == "POST":
+            time.sleep(1)
+        return False
+
+    wire.fault = fault
+    kube.create(replicas=8)
+    process = command(
+        "--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once", "--workers", "1"
+    )
+    assert re.search(r"writing: \d created so far, 1 Milvus to go", process.says("writing: "))
+    assert process.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")]
+)
+def test_a_server_that_is_busy_is_asked_again_in_the_next_pass(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire, code: int, reason: str
+) -> None:
+    refused = 0
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        nonlocal refused
+        if verb == "POST" and refused < 2:
+            refused += 1
+            handler.answer(
+                code, json.dumps({"kind": "Status", "reason": reason, "message": "not now", "code": code}).encode()
+            )
+            return True
+        return False
+
+    wire.fault = fault
+    kube.create()
+    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.5")
+    process.says(f"WARNING milvus {kube.ns}/x: APIError: not now")
+    kube.ready("x-0")
+    process.says(f"INFO    milvus {kube.ns}/x: all right again")
+    eventually(lambda: kube.condition("Reconciled").get("status") == "True")
+
+
+def test_a_create_whose_answer_is_lost_is_no_second_pod(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    lost = 0
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        nonlocal lost
+        if verb == "POST" and not lost:
+            lost += 1
+            kube.pods.create(body=json.loads(handler.seen), namespace=kube.ns)
+            handler.close_connection = True
+            handler.connection.close()
+            return True
+        return False
+
+    wire.fault = fault
+    kube.create()
+    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.5")
+    kube.ready("x-0")
+    eventually(lambda: kube.condition("Ready").get("status") == "True")
+    assert process.stop() == 0
+    assert lost == 1
 
 
 def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
