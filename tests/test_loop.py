@@ -697,7 +697,7 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube:
 
 def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:
     def refused(spec: str, name: str = "x") -> str:
-        body = f"{{apiVersion: zilliz.com/v1, kind: Milvus, metadata: {{name: {name}}}, spec: {spec}}}"
+        body = f"apiVersion: zilliz.com/v1\nkind: Milvus\nmetadata: {{name: {name}}}\nspec: {spec}\n"
         return kube.kubectl("create", "-f", "-", stdin=body, check=False)
 
     assert "spec.image: Required value" in refused("{}")
