@@ -506,7 +506,7 @@ def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Problem]:
         if name_of(pod) in wanted and not ours and not is_leaving(milvus, pod):
             owner = controller_of(pod)
             whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "was made by somebody else"
-            message = f"the pod {name_of(pod)} {whose}: it is left alone; delete or rename it to free its name"
+            message = f"the pod {name_of(pod)} {whose}: it is left alone; delete it, or name the Milvus otherwise"
             found[name_of(pod)] = Problem(NAME_CONFLICT, message)
     return found
 
@@ -610,7 +610,7 @@ def readiness(milvus: Obj, mine: dict[int, Obj], replicas: int, problem: Problem
         elif not is_ready(pod):
             waiting.append((name_of(pod), words_of(pod)))
         elif template_hash_of(pod) != fingerprint:
-            waiting.append((name_of(pod), Problem("Updating", "it has an earlier template")))
+            waiting.append((name_of(pod), problem or Problem("Updating", "it has an earlier template")))
     ready = f"{replicas - len(waiting)} of {replicas} pods are ready and up to date"
     if not waiting:
         return True, Problem("Ready", ready)
@@ -1344,7 +1344,7 @@ class Operator:
         """Say that a trouble is over, if there was one."""
         text = self.troubles.pop(about, None)
         if text and text not in self.troubles.values():
-            log.info("over: %s", text)
+            log.info("works again, was: %s", text)
 
     def counted(self) -> str:
         kinds = (*DONE.values(), "statuses written")

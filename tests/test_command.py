@@ -223,7 +223,7 @@ def test_an_unreachable_server_is_said_once_and_retried(kube: Kube, command: Sta
     process.says(f"ERROR   cannot reach {wire.url}: ")
     time.sleep(2.5)
     down = False
-    process.says(f"INFO    over: cannot reach {wire.url}: ")
+    process.says(f"INFO    works again, was: cannot reach {wire.url}: ")
     kube.ready("x-0")
     assert process.stop() == 0
     assert process.log.count("ERROR") == 1, process.log

@@ -894,7 +894,7 @@ def test_a_missing_crd_is_said_once_and_waited_for(kube: Kube, caplog: Any) -> N
     message = "knows no milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
     assert caplog.text.count(message) == 1
     eventually(operator.run_pass)
-    assert f"over: {operator.cluster.server} {message}" in caplog.text
+    assert f"works again, was: {operator.cluster.server} {message}" in caplog.text
     kube.create()
     operator.run_pass()
     assert kube.names() == ["x-0"]
