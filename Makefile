@@ -4,8 +4,10 @@ KUBECTL ?= kubectl
 WAIT ?= auto
 PYTEST_ARGS ?=
 BIN := .venv/bin
+IMAGE ?= milvus-operator:0.1.0
+DOCKER ?= docker
 
-.PHONY: help demo test lint install uninstall run clean
+.PHONY: help demo test lint install uninstall run image deploy undeploy clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -30,6 +32,15 @@ uninstall: ## remove the CRD from that cluster, and with it every Milvus and its
 
 run: .venv/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
 	$(BIN)/python milvus_operator.py $(ARGS)
+
+image: ## the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman)
+	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
+
+deploy: ## the operator as a pod, into the cluster of the current kubeconfig (IMAGE=…)
+	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
+
+undeploy: ## remove that pod, its rights and its namespace; every Milvus and its pods stay
+	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
 
 clean: ## remove the virtual environment and the caches of the tools
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

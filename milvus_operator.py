@@ -23,6 +23,7 @@ dicts of their JSON; an *ordinal* is the number at the end of a pod's name.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.client
@@ -35,6 +36,7 @@ import random
 import re
 import signal
 import socket
+import socketserver
 import ssl
 import sys
 import threading
@@ -43,6 +45,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -56,6 +59,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
+from prometheus_client import Counter, Gauge, Histogram, exposition
 
 __version__ = "0.1.0"
 
@@ -84,6 +88,7 @@ MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and se
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read of an API server's answer
 PAGE = 500  # objects in one page of a list
+STRICT = ("fieldValidation", "Strict")  # a misspelt field is refused, not dropped
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 # What makes a Milvus of one container, by the names of its configuration, as environment variables.
@@ -109,8 +114,19 @@ FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings t
 # Reasons of the Reconciled condition.
 NAME_CONFLICT, QUOTA_EXCEEDED, INVALID = "NameConflict", "QuotaExceeded", "Invalid"
 FORBIDDEN, API_ERROR = "Forbidden", "APIError"
+STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 # Words of a pod that is on its way; any other word is shown before these.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
+
+# Metrics. The client library's own of this process (memory, CPU, open files) come with them.
+PASSES = Counter("milvus_operator_passes", "Passes, by result: success or failure", ["result"])
+PASS_SECONDS = Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass",
+                         buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120))  # fmt: skip
+REQUESTS = Counter("milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"])
+ACTIONS = Counter("milvus_operator_pod_actions", "Pods that were created, deleted …", ["action"])
+MILVUSES = Gauge("milvus_operator_milvuses", "Milvus resources, by state: ready, progressing or failed", ["state"])
+PODS = Gauge("milvus_operator_pods", "Pods, by state: wanted, present or ready", ["state"])
+SINCE_GOOD_PASS = Gauge("milvus_operator_seconds_since_good_pass", "Since the end of the last pass that did all")
 
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 log = logging.getLogger("milvus_operator")
@@ -121,6 +137,8 @@ class Problem(NamedTuple):
 
     reason: str
     message: str
+    event: str = ""  # the reason of its event, where that is another
+    shared: bool = False  # it hits all alike, and is said once for all
 
 
 class Invalid(Exception):
@@ -217,7 +235,7 @@ def replicas_of(milvus: Obj) -> int:
     if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}, not {short(replicas)}")
     if text is not None and not isinstance(text, str):
-        raise Invalid(f"spec.milvusSpec must be text, not {short(text)}")
+        raise Invalid("spec.milvusSpec must be text")
     if pod is not None and deeper_than(MAX_POD_DEPTH, pod):
         raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
     for path in ("storage", "pod", "pod.spec", "pod.metadata", "pod.metadata.labels", "pod.metadata.annotations"):
@@ -246,12 +264,12 @@ def deeper_than(levels: int, value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """The value for a message to people: its JSON when that is short, else its type."""
+    """The value for a message to people: a number, else its type. Texts may be secret."""
     if value in (None, ""):
         return "empty"
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, (int, float)):
         return json.dumps(value)[:40]
-    return "a mapping" if isinstance(value, dict) else "a list"
+    return "text" if isinstance(value, str) else "a mapping" if isinstance(value, dict) else "a list"
 
 
 def template_hash(milvus: Obj) -> str:
@@ -360,31 +378,47 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
 
 def settings_of(milvus: Obj) -> dict[str, str] | None:
     """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[0]
+
+
+def syntax_error(milvus: Obj) -> int:
+    """The line of spec.milvusSpec that is no YAML, or 0."""
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[1]
+
+
+def invalid(node: Any, text: str) -> Invalid:
+    """What is wrong with spec.milvusSpec and where; never its text, which may hold passwords."""
+    return Invalid(f"spec.milvusSpec, line {node.start_mark.line + 1}: {text}")
 
 
 @functools.lru_cache(maxsize=4096)
-def parse_settings(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping, flattened to dotted names; None when the text is none. Raises Invalid."""
+def parse_settings(text: str) -> tuple[dict[str, str] | None, int]:
+    """The settings of a YAML mapping, flattened to dotted names, and 0.
+
+    None and 0 when the text is no mapping, None and a line when it is no YAML. Raises Invalid.
+    """
     if len(text.encode(errors="replace")) > MAX_SPEC:
         raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC // 1024} KiB")
     try:
         if not is_harmless_mapping(text):
-            return None
+            return None, 0
         pairs = list(flatten(yaml.compose(text, YAML_LOADER)))
-    except (yaml.YAMLError, ValueError):
-        return None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line if error.problem_mark else 0
+        return None, min(line, text.rstrip().count("\n")) + 1  # some are seen at the end only
+    except (yaml.YAMLError, ValueError):  # characters that YAML does not allow
+        return None, 1
     if len(pairs) > MAX_SETTINGS:
         raise Invalid(f"spec.milvusSpec has {len(pairs)} settings; {MAX_SETTINGS} is the most")
-    seen: dict[str, str] = {}
-    for name, _ in pairs:
+    lines: dict[str, int] = {}
+    for name, node in pairs:
         key = setting(name)
         if key in FIXED:
-            raise Invalid(f"spec.milvusSpec sets {name}: the ports are those of the pod and can't be changed there")
-        if key in seen:
-            raise Invalid(f"spec.milvusSpec has one setting twice: {seen[key]} and {name}")
-        seen[key] = name
-    return dict(pairs)
+            raise invalid(node, f"{FIXED[key]} is the pod's and can't be changed")
+        if key in lines:
+            raise invalid(node, f"the same setting as in line {lines[key]}")
+        lines[key] = node.start_mark.line + 1
+    return {name: value_of(node) for name, node in pairs}, 0
 
 
 def is_harmless_mapping(text: str) -> bool:
@@ -398,27 +432,31 @@ def is_harmless_mapping(text: str) -> bool:
             if depth == 0 and not isinstance(event, yaml.MappingStartEvent):
                 return False
             if event.anchor is not None:  # an alias has one too
-                raise Invalid(f"spec.milvusSpec has an anchor or alias, {event.anchor}: write its value instead")
+                raise invalid(event, "an anchor or alias: write its value instead")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_SPEC_DEPTH:
-            raise Invalid(f"spec.milvusSpec is nested more than {MAX_SPEC_DEPTH} levels deep")
+            raise invalid(event, f"more than {MAX_SPEC_DEPTH} levels of nesting")
     return True
 
 
-def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting below a mapping node and its value, as written. Raises Invalid."""
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name of each setting below a mapping node, and its node. Raises Invalid."""
     for key, value in node.value if node else ():
         if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise Invalid(f"spec.milvusSpec has a key below {prefix.rstrip('.') or 'its root'} that is no name")
-        name = prefix + key.value
+            raise invalid(key, "a key that is no name")
         if isinstance(value, yaml.MappingNode):
-            yield from flatten(value, f"{name}.")
-        elif isinstance(value, yaml.ScalarNode):
-            yield name, value.value
-        elif all(isinstance(item, yaml.ScalarNode) for item in value.value):
-            yield name, ",".join(item.value for item in value.value)
+            yield from flatten(value, f"{prefix}{key.value}.")
         else:
-            raise Invalid(f"spec.milvusSpec: {name} is a list of maps or lists; only one of scalars can be set")
+            yield prefix + key.value, value
+
+
+def value_of(node: Any) -> str:
+    """A scalar as it is written, a list of scalars joined with commas. Raises Invalid."""
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        raise invalid(node, "a list of maps or lists; only one of scalars can be set")
+    return ",".join(item.value for item in node.value)
 
 
 def setting(name: str) -> str:
@@ -500,7 +538,7 @@ def is_leaving(milvus: Obj, pod: Obj) -> bool:
 def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Problem]:
     """The pods that hold a wanted name and are not ours, with what to tell the user."""
     wanted = {pod_name(milvus, ordinal) for ordinal in range(replicas_of(milvus))}
-    found = {}
+    found: dict[str, Problem] = {}
     for pod in pods:
         ours = owner_uid(pod) == uid_of(milvus) or is_orphan(milvus, pod)
         if name_of(pod) in wanted and not ours and not is_leaving(milvus, pod):
@@ -531,14 +569,13 @@ def decide(
     """What to do now about the pods of a Milvus, in the order of doing.
 
     `pods` are those that it owns and those that carry its name as their instance label;
-    `replace` says whether Failed and Succeeded pods may be replaced yet; `held` are names
-    known to be held by strangers; `vetted` says whether the API server accepts the present
-    template: before that no pod is given up for it. Raises Invalid.
+    `replace` says whether Failed and Succeeded pods may be replaced yet; `held` are the names
+    that strangers hold; `vetted` says whether the API server accepts the present template:
+    before that no pod is given up for it. Raises Invalid.
     """
     replicas, fingerprint = replicas_of(milvus), template_hash(milvus)
     mine = members(milvus, pods)
-    conflicts = {*held, *strangers(milvus, pods)}
-    taken = conflicts.union(name_of(pod) for pod in pods)
+    taken = {*held, *map(name_of, pods)}
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
     deletes = [Action("delete", pod, f"surplus: {replicas} wanted") for pod in surplus if not is_ending(pod)]
     others = [Action("adopt", pod, "orphan with our labels") for pod in pods if is_orphan(milvus, pod)]
@@ -554,7 +591,8 @@ def decide(
                 (steps if stale else deletes).append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
         elif not is_ending(pod) and not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
             others.append(Action("label", pod, "lost its labels"))
-    steps += roll(mine, [i for i in range(replicas) if pod_name(milvus, i) not in conflicts], fingerprint)
+    if not syntax_error(milvus):  # a slip of the pen must not set a running database back to the defaults
+        steps += roll(mine, [i for i in range(replicas) if pod_name(milvus, i) not in held], fingerprint)
     if deletes and any(is_ready(step.pod) for step in steps):
         steps = []  # one thing after the other: no Ready pod goes with those that are surplus
     if steps and not vetted:
@@ -598,9 +636,9 @@ def words_of(pod: Obj) -> Problem:
     return Problem(phase_of(pod), "")
 
 
-def readiness(milvus: Obj, mine: dict[int, Obj], replicas: int, problem: Problem | None) -> tuple[bool, Problem]:
-    """Whether every wanted pod is there, up to date and Ready, and what the Ready condition says."""
-    fingerprint = template_hash(milvus)
+def readiness(milvus: Obj, mine: dict[int, Obj], problem: Problem | None) -> tuple[bool, Problem]:
+    """Whether every wanted pod is there, up to date and Ready, and what the Ready condition says. Raises Invalid."""
+    replicas, fingerprint = replicas_of(milvus), template_hash(milvus)
     missing = problem or Problem("Creating", "")
     waiting: list[tuple[str, Problem]] = []
     for ordinal in range(replicas):
@@ -618,6 +656,16 @@ def readiness(milvus: Obj, mine: dict[int, Obj], replicas: int, problem: Problem
     return False, Problem(words.reason, f"{ready}; {name}: {words.message or words.reason}")
 
 
+def reconciliation(milvus: Obj) -> Problem:
+    """What the Reconciled condition says when nothing was refused. Raises Invalid."""
+    if settings_of(milvus) is not None:
+        return Problem("Reconciled", "the pods are as the spec asks, or on their way")
+    kept = f"it is kept as the annotation {MILVUS_SPEC} and sets nothing"
+    if line := syntax_error(milvus):
+        kept = f"it has a syntax error in line {line}: {kept}, and no pod is replaced for it"
+    return Problem("SpecIsText", f"spec.milvusSpec is no YAML mapping: {kept}")
+
+
 def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: str) -> Obj:
     """The status of a Milvus; `now` is the time of any condition that changes, in RFC 3339.
 
@@ -627,15 +675,12 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
     mine = members(milvus, pods)
     there = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
     try:
-        ready, words = readiness(milvus, mine, replicas_of(milvus), problem)
+        ready, words = readiness(milvus, mine, problem)
+        reconciled = problem or reconciliation(milvus)
         updated = sum(template_hash_of(pod) == template_hash(milvus) for pod in there)
     except Invalid as error:
-        problem = Problem(INVALID, str(error))
-        ready, words, updated = False, problem, 0
-    reconciled = problem or Problem("Reconciled", "the pods are as the spec asks, or on their way")
-    if not problem and settings_of(milvus) is None:
-        message = f"spec.milvusSpec is no YAML mapping: it is kept as the annotation {MILVUS_SPEC} and sets nothing"
-        reconciled = Problem("SpecIsText", message)
+        ready, words, updated = False, Problem(INVALID, str(error)), 0
+        problem = reconciled = words
     present = mapping(milvus.get("status")).get("conditions")
     before: dict[str, Obj] = {}
     for last in present if isinstance(present, list) else []:
@@ -664,6 +709,25 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
     }
 
 
+def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> Obj:
+    """What `kubectl describe` tells of a Milvus, as an object of events.k8s.io/v1; `now` with microseconds."""
+    regarding = {"apiVersion": API_VERSION, "kind": KIND, "uid": uid_of(milvus)}
+    place = {"name": name_of(milvus), "namespace": namespace_of(milvus)}
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name_of(milvus)}.", "namespace": namespace_of(milvus)},
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "note": note[:1024],
+        "regarding": regarding | place,
+        "action": "Reconcile",
+        "eventTime": now,
+        "reportingController": f"{GROUP}/{MANAGER}",
+        "reportingInstance": socket.gethostname(),
+    }
+
+
 # --------------------------------------------------------------------------------------
 # The shell: the only place that knows of HTTP. Resources by GVR through the dynamic client.
 # --------------------------------------------------------------------------------------
@@ -689,6 +753,8 @@ def pods(api: ApiClient) -> Resource:
 
 # How RBAC says no: the verb, the resource, and the namespace if it isn't all of them.
 DENIED = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "[^"]*" (?:in the namespace "([^"]+)"|at the cl)')
+# And how OwnerReferencesPermissionEnforcement does.
+NO_FINALIZERS = "cannot set blockOwnerDeletion"
 
 
 class ApiError(Exception):
@@ -709,23 +775,39 @@ class ApiError(Exception):
         return cls(error.status or 0, " ".join(str(message).split())[:1000], status)
 
     @property
+    def is_taken(self) -> bool:
+        """Whether a create failed because there is an object of that name."""
+        return self.status.get("reason") == "AlreadyExists"
+
+    @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed in the next pass; otherwise it was refused."""
         return self.code in (0, 401, 409, 429) or self.code >= 500
 
-    @property
-    def denied(self) -> str | None:
-        """The right that is missing, as verb, resource and place, when RBAC refused the request."""
-        right = DENIED.search(str(self)) if self.code == 403 else None
-        if not right:
+    def denied(self, namespace: str | None) -> str | None:
+        """The right that is missing, as verb, resource and place, when the request was refused for that."""
+        if self.code != 403:
             return None
-        return f"{right[1]} {right[2]} in " + (f"namespace {right[3]}" if right[3] else "all namespaces")
+        if NO_FINALIZERS in str(self):
+            return f"update {PLURAL}/finalizers in {place(namespace)}"
+        right = DENIED.search(str(self))
+        return f"{right[1]} {right[2]} in {place(right[3])}" if right else None
 
-    def problem(self) -> Problem:
-        """The reason and message for the Milvus that it hit."""
+    @property
+    def is_general(self) -> bool:
+        """Whether it hits whatever is asked of the server: it can't be reached, or it does not know us."""
+        return self.code == 401 or (self.code == 0 and not self.status)
+
+    def problem(self, verb: str) -> Problem:
+        """What it means for the Milvus that it hit; `verb` is that of the action."""
+        reason = INVALID if self.code in (400, 422) else API_ERROR
         if self.code == 403:
-            return Problem(QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN, str(self))
-        return Problem(INVALID if self.code in (400, 422) else API_ERROR, str(self))
+            reason = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
+        return Problem(reason, str(self), f"Failed{verb.capitalize()}", self.is_general or bool(self.denied(None)))
+
+
+def place(namespace: str | None) -> str:
+    return f"namespace {namespace}" if namespace else "all namespaces"
 
 
 class Bounded(io.RawIOBase):
@@ -808,11 +890,24 @@ class Cluster:
         api.rest_client.pool_manager.pool_classes_by_scheme = BOUNDED_POOLS
         self.milvuses, self.pods = milvuses(api), pods(api)
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
         self.namespaces = by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
         self.timeout, self.dry_run, self.server = timeout, dry_run, api.configuration.host
 
-    def request(self, call: Callable[..., Any], **arguments: Any) -> Obj:
-        """Send one request of the dynamic client; returns the answer as a dict."""
+    def request(self, verb: str, resource: Resource, **arguments: Any) -> Obj:
+        """Send one request of the dynamic client and count it; returns the answer as a dict."""
+        code = "error"
+        try:
+            answer = self.send(getattr(resource, verb), **arguments)
+            code = "200"
+            return answer
+        except ApiError as error:
+            code = str(error.code or code)
+            raise
+        finally:
+            REQUESTS.labels("list" if verb == "get" and "name" not in arguments else verb, resource.name, code).inc()
+
+    def send(self, call: Callable[..., Any], **arguments: Any) -> Obj:
         try:
             body = call(serialize=False, _request_timeout=self.timeout, **arguments).data
         except ApiException as error:
@@ -830,39 +925,49 @@ class Cluster:
         except ValueError:
             raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
-    def write(self, call: Callable[..., Any], **arguments: Any) -> Obj:
-        """Send one request that changes something, or only asks whether it could."""
-        return self.request(call, **arguments, **({"dry_run": "All"} if self.dry_run else {}))
+    def write(self, verb: str, resource: Resource, obj: Obj, **arguments: Any) -> Obj:
+        """Send one request that changes an object, or with `dry_run` only asks whether it could."""
+        if self.dry_run:
+            arguments["dry_run"] = "All"
+        if verb == "patch":
+            arguments["name"] = name_of(obj)
+        return self.request(verb, resource, namespace=namespace_of(obj), **arguments)
 
-    def list_all(self, resource: Resource, namespace: str | None, **selectors: str) -> Iterator[Obj]:
-        """All objects of a list, page by page; fails if any of its pages does."""
+    def list_all(
+        self, resource: Resource, namespace: str | None, heard: Callable[[], None], **selectors: str
+    ) -> Iterator[Obj]:
+        """All objects of a list, page by page; fails if any of its pages does. `heard` is called after each."""
         token = None
         while True:
-            page = self.request(resource.get, namespace=namespace, limit=PAGE, _continue=token, **selectors)
+            page = self.request("get", resource, namespace=namespace, limit=PAGE, _continue=token, **selectors)
             if not str(page.get("kind")).endswith("List"):
                 raise ApiError(0, "the answer is not a list: is this a Kubernetes API server?")
+            heard()
             yield from page.get("items") or []
             token = page["metadata"].get("continue")
             if not token:
                 return
 
-    def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj]]:
+    def snapshot(self, namespace: str | None, heard: Callable[[], None]) -> tuple[list[Obj], list[Obj]]:
         """The pods that may be ours, and the Milvus resources.
 
         The pods come first: so a Milvus is never older than the pods that it is compared
         with, and a pod is never deleted for a wish that has changed since.
         """
         selector = f"{MANAGED_BY_LABEL}={MANAGER}"
-        found = [slim(pod) for pod in self.list_all(self.pods, namespace, label_selector=selector)]
-        return found, list(self.list_all(self.milvuses, namespace))
+        found = [slim(pod) for pod in self.list_all(self.pods, namespace, heard, label_selector=selector)]
+        wanted = list(self.list_all(self.milvuses, namespace, heard))
+        if namespace and not found and not wanted:
+            self.check_namespace(namespace)
+        return found, wanted
 
-    def namespace_exists(self, namespace: str) -> bool:
-        """False only when the API server says so; a right to ask is not needed."""
+    def check_namespace(self, namespace: str) -> None:
+        """Raise when there is none of that name, which its lists don't tell; a right to ask is not needed."""
         try:
-            self.request(self.namespaces.get, name=namespace)
+            self.request("get", self.namespaces, name=namespace)
         except ApiError as error:
-            return error.code != 404
-        return True
+            if error.code == 404:
+                raise
 
     def carry_out(self, milvus: Obj, action: Action) -> Obj | None:
         """Do it; returns the pod as it is now, or None when there is none of that name."""
@@ -872,25 +977,26 @@ class Cluster:
         """With storage its claim comes first: no claim, no pod."""
         if claim := new_claim(milvus, pod):
             try:
-                self.write(self.claims.create, namespace=namespace_of(pod), body=claim)
+                self.write("create", self.claims, claim, body=claim)
             except ApiError as error:
-                if error.status.get("reason") != "AlreadyExists":
+                if not error.is_taken:
                     raise
-        return slim(self.write(self.pods.create, namespace=namespace_of(pod), body=pod))
+        return slim(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
         """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
+        place, options = namespace_of(pod), {"dry_run": "All", "query_params": [STRICT]}
         try:
-            self.request(self.pods.create, namespace=namespace_of(pod), body=pod, dry_run="All")
+            self.request("create", self.pods, namespace=place, body=pod, **options)
         except ApiError as error:
-            if error.status.get("reason") != "AlreadyExists" and error.problem().reason != QUOTA_EXCEEDED:
+            if not error.is_taken and error.problem("create").reason != QUOTA_EXCEEDED:
                 raise
         return None
 
     def look(self, milvus: Obj, pod: Obj) -> Obj | None:
         """What holds the name: ours without its labels, one that is leaving, or somebody else's."""
         try:
-            return slim(self.request(self.pods.get, namespace=namespace_of(pod), name=name_of(pod)))
+            return slim(self.request("get", self.pods, namespace=namespace_of(pod), name=name_of(pod)))
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -905,7 +1011,7 @@ class Cluster:
         if self.dry_run:  # in the body: with a body, the API server ignores ?dryRun=All and deletes
             options["dryRun"] = ["All"]
         try:
-            left = self.request(self.pods.delete, namespace=namespace_of(pod), name=name_of(pod), body=options)
+            left = self.request("delete", self.pods, namespace=namespace_of(pod), name=name_of(pod), body=options)
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -916,24 +1022,22 @@ class Cluster:
 
     def adopt(self, milvus: Obj, pod: Obj) -> Obj | None:
         """As the ReplicaSet controller, only after one more look: the pods of an owner that is gone are collected."""
-        now = self.request(self.milvuses.get, namespace=namespace_of(milvus), name=name_of(milvus))
+        now = self.request("get", self.milvuses, namespace=namespace_of(milvus), name=name_of(milvus))
         if uid_of(now) != uid_of(milvus) or is_ending(now):
             raise ApiError(409, "the Milvus has changed")
-        return self.patch_pod(pod, {"ownerReferences": [owner_reference(milvus)]})  # merged with others by their UID
+        return self.patch_metadata(pod, {"ownerReferences": [owner_reference(milvus)]})  # merged with others by UID
 
     def label(self, milvus: Obj, pod: Obj) -> Obj | None:
-        return self.patch_pod(pod, {"labels": pod_labels(milvus, ordinal_of(milvus, pod) or 0)})
+        return self.patch_metadata(pod, {"labels": pod_labels(milvus, ordinal_of(milvus, pod) or 0)})
 
-    def patch_pod(self, pod: Obj, metadata: Obj) -> Obj | None:
+    def patch_metadata(self, pod: Obj, metadata: Obj) -> Obj | None:
         same = {"uid": uid_of(pod), "resourceVersion": pod["metadata"]["resourceVersion"]}
-        body = {"metadata": same | metadata}
-        return slim(self.write(self.pods.patch, namespace=namespace_of(pod), name=name_of(pod), body=body))
+        return slim(self.write("patch", self.pods, pod, body={"metadata": same | metadata}))
 
-    def write_status(self, milvus: Obj, wanted: Obj) -> None:
-        body = {"metadata": {"uid": uid_of(milvus)}, "status": wanted["status"]}
-        name, namespace, merge = name_of(milvus), namespace_of(milvus), "application/merge-patch+json"
+    def write_status(self, milvus: Obj, status: Obj) -> None:
+        body = {"metadata": {"uid": uid_of(milvus)}, "status": status}
         try:
-            self.write(self.milvuses.status.patch, namespace=namespace, name=name, body=body, content_type=merge)
+            self.write("patch", self.milvuses.status, milvus, body=body, content_type="application/merge-patch+json")
         except ApiError as error:
             if error.code != 404 or not self.serves_status():
                 raise
@@ -941,8 +1045,20 @@ class Cluster:
 
     def serves_status(self) -> bool:
         """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
-        served = self.request(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
+        served = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
         return any(resource["name"] == f"{PLURAL}/status" for resource in served.get("resources") or [])
+
+    def write_event(self, event: Obj, name: str, count: int) -> str:
+        """Count the event of that name once more, or create it if it has none or is gone; returns its name."""
+        if name:
+            series = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
+            try:
+                told = {"metadata": event["metadata"] | {"name": name}}
+                return name_of(self.write("patch", self.events, told, body=series))
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+        return name_of(self.write("create", self.events, event, body=event))
 
 
 # --------------------------------------------------------------------------------------
@@ -974,6 +1090,14 @@ class Backoff:
         self.delay = 0
 
 
+class Story(NamedTuple):
+    """What an event tells about a Milvus; the pods that it is about are told together."""
+
+    reason: str
+    why: str
+    warning: bool = False
+
+
 @dataclass
 class Memory:
     """What is known of a Milvus from one pass to the next. None of it is needed to be correct."""
@@ -987,7 +1111,13 @@ class Memory:
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
     no_status: float = 0  # when to try again to write its status
-    said: Problem | None = None  # the problem in the log
+    said: Problem | None = None  # in the log and by an event
+    state: str = "progressing"  # one of STATES
+    wanted: int = 0  # pods, as are the next two
+    present: int = 0
+    ready: int = 0
+    untold: dict[Story, list[str]] = field(default_factory=dict)  # events to be written, with the names of their pods
+    events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # written: name and count by content
 
     def recall(self, milvus: Obj, now: float) -> None:
         """Forget what is over: refusals that may be tried again, replacements long ago."""
@@ -1019,27 +1149,21 @@ class Plan:
         self.todo: deque[Action] = deque()
         self.rounds = 0
         self.failure: Problem | None = None  # what ended the plan early
-        self.told = False  # that failure was said for all that it hits
         self.changed: set[str] = set()  # pods that are not any more as they were listed
-        self.finished = False
+        self.finished = False  # no pod is left to write about
+        self.closed = False  # its status is dealt with
+
+    def stop(self, failure: Problem | None = None) -> None:
+        """Go no further, because of a failure or because the pass is over."""
+        self.todo.clear()
+        self.finished, self.closed, self.failure = True, not failure, failure
 
     def next(self) -> Action | None:
-        """The next write that need not wait for those under way; the last one, once, is its status."""
+        """The next write that need not wait for those under way; sets `finished` when there is none left."""
         if not self.todo and not self.memory.writing and not self.finished:
             self.todo.extend(self.decide())
-            if not self.todo:
-                self.finished = True
-                status = status_of(self.milvus, self.pods.values(), self.problem(), timestamp())
-                return Action("write_status", self.milvus | {"status": status}, "")
+            self.finished = not self.todo
         return self.todo.popleft() if self.todo else None
-
-    def problem(self) -> Problem | None:
-        """What keeps the Milvus from being served: the first of what rests, so that it stays the same."""
-        held = self.memory.held
-        if not held and not self.failure:
-            self.memory.refused.forget()
-            self.memory.suspects.clear()
-        return held[min(held)] if held else self.failure
 
     def decide(self) -> list[Action]:
         """The writes of the next round, less what rests after a refusal."""
@@ -1050,10 +1174,12 @@ class Plan:
             conflicts = strangers(self.milvus, self.pods.values())
             if not conflicts.keys() <= memory.held.keys():
                 memory.hold(conflicts, now)
-            held = [name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT]
+            held = {name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT}
             may_replace = now >= memory.replaced.until
             vetted = memory.vetted == template_hash(self.milvus)
-            actions = decide(self.milvus, self.pods.values(), replace=may_replace, held=held, vetted=vetted)
+            actions = decide(
+                self.milvus, self.pods.values(), held=held | conflicts.keys(), replace=may_replace, vetted=vetted
+            )
         except Invalid:
             return []  # its status says why
         actions = [action for action in actions if name_of(action.pod) not in memory.held.keys() | self.changed]
@@ -1069,20 +1195,43 @@ class Plan:
         self.pods.pop(name_of(action.pod), None)
         if pod:
             self.pods[name_of(pod)] = pod
+        if action.verb in DONE:
+            surplus = (ordinal_of(self.milvus, action.pod) or 0) >= replicas_of(self.milvus)
+            reason = "Replaced" if action.verb == "delete" and not surplus else DONE[action.verb].capitalize()
+            self.memory.untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
 
     def failed(self, action: Action, error: ApiError) -> None:
         """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
-        if error.status.get("reason") == "AlreadyExists":
+        if error.is_taken:
             self.todo.appendleft(Action("look", action.pod, "its name is taken"))
         elif error.code in (404, 409) and action.verb != "create":
             self.changed.add(name_of(action.pod))
         else:
-            self.failure = self.failure or error.problem()
+            problem = error.problem("create" if action.verb in ("vet", "look") else action.verb)
+            self.failure = self.failure or problem
             if not error.is_transient:
                 self.memory.suspects.add(name_of(action.pod))
-                held = {name_of(a.pod): error.problem() for a in (action, *self.todo)}
-                self.memory.hold(held, time.monotonic())
+                self.memory.hold({name_of(a.pod): problem for a in (action, *self.todo)}, time.monotonic())
             self.todo.clear()
+
+    def outcome(self) -> tuple[Obj, Problem | None]:
+        """When all is done: the status, and what is to be said, most of all why the Milvus could not be served."""
+        held = self.memory.held
+        if not held and not self.failure:
+            self.memory.refused.forget()
+            self.memory.suspects.clear()
+        problem = held[min(held)] if held else self.failure  # the first of what rests, so that it stays the same
+        status = status_of(self.milvus, self.pods.values(), problem, timestamp())
+        reconciled = status["conditions"][1]
+        if not problem and reconciled["reason"] != "Reconciled":
+            problem = Problem(reconciled["reason"], reconciled["message"])
+        ready = status["conditions"][0]["status"] == "True"
+        memory = self.memory
+        memory.state = "failed" if reconciled["status"] == "False" else "ready" if ready else "progressing"
+        memory.present, memory.ready = status["replicas"], status["readyReplicas"]
+        with contextlib.suppress(Invalid):
+            memory.wanted = replicas_of(self.milvus)
+        return status, problem
 
 
 @dataclass
@@ -1093,9 +1242,14 @@ class Scope:
     due: float = 0
     failures: Backoff = field(default_factory=lambda: Backoff(1, 30))
     memories: dict[str, Memory] = field(default_factory=dict)  # by the UID of the Milvus
+    listed: bool = False  # whether its lists have been read once
 
     def __str__(self) -> str:
-        return f"namespace {self.namespace}" if self.namespace else "all namespaces"
+        return place(self.namespace)
+
+
+Job = Callable[[], Any]
+Outcome = Callable[[Any, ApiError | None], None]
 
 
 class Operator:
@@ -1106,12 +1260,20 @@ class Operator:
         self.scopes = [Scope(namespace) for namespace in namespaces]
         self.troubles: dict[str, str] = {}  # what is wrong now, by what it is about; said once
         self.no_status: dict[str, float] = {}  # when to try again to write status, by namespace
+        self.no_events: dict[str, float] = {}  # and events
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
-        self.running = 0  # writes under way
-        self.results: SimpleQueue[tuple[Plan, Action, Obj | None, ApiError | None]] = SimpleQueue()
+        self.turned = self.good = time.monotonic()  # when the loop last went on; when a pass last did all
+        SINCE_GOOD_PASS.set_function(lambda: time.monotonic() - self.good)
+        self.queue: deque[Plan] = deque()  # whose turn it is to write about pods; a plan may be in it several times
+        self.closing: deque[Plan] = deque()  # those that are done with their pods, and whose status is to be written
+        self.telling: deque[Plan] = deque()  # and their events
+        self.number = 0  # of this pass
+        self.running = 0  # requests under way
+        self.pending = 0  # those of this pass
+        self.results: SimpleQueue[tuple[int, Outcome, Any, ApiError | None]] = SimpleQueue()
         # Daemons, for a request that hangs must not hold up the end; and some of them for the lists
         # alone, which writes that hang must not hold up either.
-        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         count = workers + min(len(self.scopes), workers)
         self.threads = [threading.Thread(target=self.worker, daemon=True) for _ in range(count)]
         for thread in self.threads:
@@ -1125,6 +1287,17 @@ class Operator:
         """End the threads, as soon as their present requests end."""
         for _ in self.threads:
             self.jobs.put(None)
+
+    def turn(self) -> None:
+        self.turned = time.monotonic()
+
+    def is_turning(self) -> bool:
+        """Whether the loop goes on. A server that is down or slow does not stop it: each request has its time."""
+        return time.monotonic() - self.turned < max(self.interval, 30) + self.cluster.timeout + 10
+
+    def is_ready(self) -> bool:
+        """Whether all that is to be served has been listed once."""
+        return all(scope.listed for scope in self.scopes)
 
     def run_once(self) -> bool:
         """Do everything that can be done now, again where it changed meanwhile; returns whether all went well."""
@@ -1149,8 +1322,8 @@ class Operator:
         writing ends when the next pass is due, which goes on with fresh lists.
         """
         started = time.monotonic()
-        self.counts.clear()
         self.drain(0)
+        self.counts.clear()
         plans: list[Plan] = []
         due = [scope for scope in self.scopes if scope.due <= started]
         answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | ApiError]] = SimpleQueue()
@@ -1170,7 +1343,7 @@ class Operator:
 
     def list_scope(self, scope: Scope, answers: SimpleQueue[Any]) -> None:
         try:
-            answers.put((scope, self.cluster.snapshot(scope.namespace)))
+            answers.put((scope, self.cluster.snapshot(scope.namespace, self.turn)))
         except ApiError as error:
             answers.put((scope, error))
         except Exception as error:  # an answer that is JSON, but not what an API server says
@@ -1181,13 +1354,13 @@ class Operator:
         now = time.monotonic()
         scope.failures.wait_longer(now)
         scope.due = now + scope.failures.delay * random.uniform(0.5, 1)
-        self.trouble(f"list {scope}", explain(error, f"list {scope}", self.cluster.server))
+        self.trouble(f"list {scope}", explain(error, "list", scope.namespace, self.cluster.server))
 
     def plans(self, scope: Scope, found: list[Obj], wanted: list[Obj]) -> Iterator[Plan]:
         """A plan for each Milvus that can be served now."""
         scope.failures.forget()
+        scope.listed = True
         self.fine(f"list {scope}")
-        self.check_namespace(scope, bool(found or wanted))
         now, uids = time.monotonic(), {uid_of(milvus) for milvus in wanted}
         scope.memories = {uid: scope.memories.get(uid) or Memory() for uid in uids}
         index: dict[Any, list[Obj]] = defaultdict(list)
@@ -1203,136 +1376,188 @@ class Operator:
                 namespace = namespace_of(milvus)
                 yield Plan(milvus, index[namespace, uid_of(milvus)] + index[namespace, name_of(milvus)], memory)
 
-    def check_namespace(self, scope: Scope, in_use: bool) -> None:
-        """Say it when a namespace is empty because there is none of that name."""
-        if in_use or not scope.namespace or self.cluster.namespace_exists(scope.namespace):
-            self.fine(str(scope))
-        else:
-            self.counts["failed"] += 1
-            self.trouble(str(scope), f"{scope} does not exist: nothing is served there until it is created")
-
     def work(self, plans: list[Plan], deadline: float) -> None:
         """Carry out the plans side by side, until all is done or the deadline has come.
 
         Round robin with the slow start of the ReplicaSet controller: a plan begins with one
         write, each success frees two more, a failure none. So nobody waits for a Milvus with
-        much to do, and one whose writes are refused costs one request.
+        much to do, and one whose writes are refused costs one request. Statuses come after
+        the pods, but have a fifth of the time for themselves; events come last.
         """
-        queue, ours, pending, told = deque(plans), set(plans), 0, time.monotonic()
+        told = now = time.monotonic()
+        half, share = max(1, self.workers // 2), now + (deadline - now) * 0.8
+        self.number, self.pending, self.queue = self.number + 1, 0, deque(plans)
+        self.closing.clear()
+        self.telling.clear()
         while True:
-            while queue and self.running < self.workers and time.monotonic() < deadline:
-                plan = queue.popleft()
-                if action := self.next(plan):
-                    self.start(plan, action)
-                    pending += 1
-            now = time.monotonic()
-            if not pending or now >= deadline:
-                return  # what hangs is left to itself; its Milvus waits for it, nobody else does
+            self.turn()
+            while self.running < self.workers and (now := time.monotonic()) < deadline:
+                if self.queue and (now < share or not self.closing):
+                    self.go_on(self.queue.popleft())
+                elif self.closing:
+                    self.close_plan(self.closing.popleft())
+                elif self.telling and self.running < half:  # events that hang must not hold up pods
+                    self.tell_event(self.telling.popleft())
+                else:
+                    break
+            if not self.pending or now >= deadline:
+                break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
-                log.info("writing: %s so far, %d Milvus to go", self.counted(), len(set(queue)))
+                log.info("writing: %s so far, %d Milvus to go", self.counted(), len({*self.queue, *self.closing}))
             try:
-                plan, action, pod, error = self.results.get(timeout=min(deadline - now, 5))
+                self.record(*self.results.get(timeout=min(deadline - now, 5)))
             except Empty:
                 continue
-            self.record(plan, action, pod, error)
-            if plan in ours:
-                pending -= 1
-                queue.extend([plan] if error else [plan, plan])
+        for plan in plans:
+            plan.stop()
 
-    def next(self, plan: Plan) -> Action | None:
-        """The plan's next write, if it has one and its status differs from the present one."""
+    def go_on(self, plan: Plan) -> None:
+        """Start the plan's next write, if it has one that need not wait."""
         try:
             action = plan.next()
         except Exception as error:  # whatever is in it, one Milvus never harms another
-            plan.finished = True
-            self.tell(plan, unexpected(error).problem())
-            return None
-        if not action or action.verb != "write_status":
-            return action
-        reconciled = action.pod["status"]["conditions"][1]
-        problem = Problem(reconciled["reason"], reconciled["message"])
-        self.tell(plan, problem if reconciled["status"] == "False" else None)
-        now, namespace = time.monotonic(), namespace_of(plan.milvus)
-        present, status = mapping(plan.milvus.get("status")), action.pod["status"]
-        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
-        if resting or all(present.get(key) == value for key, value in status.items()):
-            return None
-        if namespace in self.no_status:
-            self.no_status[namespace] = now + 10  # one tries for all
-        return action
+            plan.stop(unexpected(error).problem("serve"))
+            action = None
+        if action:
+            plan.memory.writing += 1
+            plan.memory.served = time.monotonic()
+            job = functools.partial(self.cluster.carry_out, plan.milvus, action)
+            self.start(job, functools.partial(self.pod_written, plan, action))
+        elif plan.finished and not plan.closed:
+            plan.closed = True
+            self.closing.append(plan)
 
-    def start(self, plan: Plan, action: Action) -> None:
+    def start(self, job: Job, outcome: Outcome) -> None:
+        """Have a worker do the job; the main thread is told of its outcome."""
         self.running += 1
-        plan.memory.writing += 1
-        plan.memory.served = time.monotonic()
-        self.jobs.put(functools.partial(self.attempt, plan, action))
+        self.pending += 1
+        self.jobs.put(functools.partial(self.attempt, self.number, job, outcome))
 
-    def attempt(self, plan: Plan, action: Action) -> None:
-        """Do one write, in a worker's thread; all else happens in the main thread."""
+    def attempt(self, number: int, job: Job, outcome: Outcome) -> None:
+        """Do one request, in a worker's thread; all else happens in the main thread."""
         try:
-            self.results.put((plan, action, self.cluster.carry_out(plan.milvus, action), None))
+            self.results.put((number, outcome, job(), None))
         except ApiError as error:
-            self.results.put((plan, action, None, error))
+            self.results.put((number, outcome, None, error))
         except Exception as error:  # without a result, the Milvus would wait for it for ever
-            self.results.put((plan, action, None, unexpected(error)))
+            self.results.put((number, outcome, None, unexpected(error)))
 
-    def record(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
-        """Take in the outcome of a write."""
+    def record(self, number: int, outcome: Outcome, answer: Any, error: ApiError | None) -> None:
         self.running -= 1
-        plan.memory.writing -= 1
-        if error and (error.code == 401 or (error.code == 0 and not error.status)):
-            plan.told = True
+        self.pending -= number == self.number
+        if error and error.is_general:
             self.counts["unreachable"] += 1
-            self.trouble("server", explain(error, action.verb, self.cluster.server))
-        if action.verb == "write_status":
-            self.status_written(plan, error)
-            return
-        right = f"{action.verb} pods in {namespace_of(plan.milvus)}"
+            self.trouble("server", explain(error, "write", None, self.cluster.server))
+        outcome(answer, error)
+
+    def pod_written(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
+        plan.memory.writing -= 1
+        self.queue.extend([plan] if error else [plan, plan])
+        namespace, done = namespace_of(plan.milvus), DONE.get(action.verb)
+        about = f"{action.verb} pods in {namespace}"
         if error:
             plan.failed(action, error)
             self.counts["changed"] += bool(plan.changed)
-            if error.denied:
-                self.trouble(right, explain(error, right, self.cluster.server))
-        else:
-            self.fine(right)
-            plan.succeeded(action, pod)
-            if action.verb in DONE:
-                self.counts[DONE[action.verb]] += 1
-                would = "dry run, not really: " if self.cluster.dry_run else ""
-                log.info("%s%s pod %s: %s", would, DONE[action.verb], full_name(action.pod), action.reason)
+            if error.denied(namespace):
+                self.trouble(about, explain(error, about, namespace, self.cluster.server))
+            return
+        self.fine(about)
+        plan.succeeded(action, pod)
+        if done:
+            self.counts[done] += 1
+            ACTIONS.labels(done).inc()
+            would = "dry run, not really: " if self.cluster.dry_run else ""
+            about_pod = fields(plan.milvus, action.reason) | {"pod": name_of(action.pod)}
+            log.info("%s%s pod %s: %s", would, done, full_name(action.pod), action.reason, extra=about_pod)
 
-    def status_written(self, plan: Plan, error: ApiError | None) -> None:
+    def close_plan(self, plan: Plan) -> None:
+        """Write the status of a Milvus if it differs from the present one, and say what is new."""
+        try:
+            status, said = plan.outcome()
+        except Exception as error:  # as above
+            self.say(plan.milvus, plan.memory, unexpected(error).problem("serve"), failed=True)
+            return
+        self.say(plan.milvus, plan.memory, said, failed=status["conditions"][1]["status"] == "False")
+        if plan.memory.untold:
+            self.telling.append(plan)
+        now, namespace = time.monotonic(), namespace_of(plan.milvus)
+        present = mapping(plan.milvus.get("status"))
+        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
+        if resting or all(present.get(key) == value for key, value in status.items()):
+            return
+        if namespace in self.no_status:
+            self.no_status[namespace] = now + 10  # one tries for all
+        plan.memory.writing += 1
+        job = functools.partial(self.cluster.write_status, plan.milvus, status)
+        self.start(job, functools.partial(self.status_written, plan))
+
+    def status_written(self, plan: Plan, _: None, error: ApiError | None) -> None:
         """Take in the outcome of a status write. Where none can be written, one is tried every 10 s."""
+        plan.memory.writing -= 1
         namespace, now = namespace_of(plan.milvus), time.monotonic()
+        about = f"patch {PLURAL}/status in {namespace}"
         if error and error.code in (403, 404):
             self.no_status[namespace] = now + 10
             old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
-            right = f"patch {PLURAL}/status in {namespace}"
-            text = old if error.code == 404 else explain(error, right, self.cluster.server)
-            self.trouble(f"status {namespace}", text)
+            text = old if error.code == 404 else explain(error, about, namespace, self.cluster.server)
+            self.trouble(about, text)
             self.counts["failed"] += error.code == 403
             return
         if not error or error.code in (400, 409, 422):  # one that knows of a status subresource
             self.no_status.pop(namespace, None)
-            self.fine(f"status {namespace}")
+            self.fine(about)
         if not error:
             self.counts["statuses written"] += 1
         elif error.code != 409:  # else it has changed since, and the next pass sees it
             plan.memory.no_status = now if error.is_transient else now + 300
-            if not plan.memory.said and not plan.told:
-                self.tell(plan, Problem("its status can't be written", str(error)))
+            if not plan.memory.said and not error.is_general:
+                refused = Problem("its status can't be written", str(error), "FailedStatus")
+                self.say(plan.milvus, plan.memory, refused, failed=True)
 
-    def tell(self, plan: Plan, problem: Problem | None) -> None:
-        """Say what keeps a Milvus from being served, once, and when it is over."""
-        self.counts["failed"] += bool(problem)
-        told = plan.told or bool(problem and DENIED.search(problem.message))  # for all that it hits
-        if problem and problem != plan.memory.said and not told:
-            log.warning("milvus %s: %s: %s", full_name(plan.milvus), *problem)
-        elif plan.memory.said and not problem:
-            log.info("milvus %s: all right again", full_name(plan.milvus))
-        if not told:
-            plan.memory.said = problem
+    def tell_event(self, plan: Plan) -> None:
+        """Write one of the events of a Milvus; the same again counts it up."""
+        memory, namespace = plan.memory, namespace_of(plan.milvus)
+        if self.cluster.dry_run or self.no_events.get(namespace, 0) > time.monotonic():
+            memory.untold.clear()  # the log has said it
+            return
+        story = next(iter(memory.untold))
+        told = memory.untold.pop(story)
+        pods = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if told[10:] else "")
+        note = f"{pods}: {story.why}" if pods else story.why
+        name, count = memory.events.get((story.reason, note), ("", 0))
+        event = new_event(plan.milvus, story.reason, note, story.warning, timestamp("microseconds"))
+        job = functools.partial(self.cluster.write_event, event, name, count + 1)
+        self.start(job, functools.partial(self.event_written, plan, (story.reason, note), count + 1))
+        if memory.untold:
+            self.telling.append(plan)
+
+    def event_written(self, plan: Plan, key: tuple[str, str], count: int, name: str, error: ApiError | None) -> None:
+        """Take in the outcome of an event. Nothing depends on it; without the right, none is tried for a while."""
+        namespace, events = namespace_of(plan.milvus), plan.memory.events
+        about = f"create events in {namespace}"
+        if not error:
+            self.fine(about)
+            events[key] = name, count
+            if len(events) > 20:
+                events.pop(next(iter(events)))
+        elif error.denied(namespace):
+            self.no_events[namespace] = time.monotonic() + 30
+            self.trouble(about, explain(error, about, namespace, self.cluster.server))
+
+    def say(self, milvus: Obj, memory: Memory, said: Problem | None, failed: bool) -> None:
+        """Say what is new about a Milvus, in the log and by an event, and when it is over."""
+        self.counts["failed"] += failed
+        before, memory.said = memory.said, said
+        if said and said != before:
+            if not said.shared:
+                level, extra = logging.WARNING if failed else logging.INFO, fields(milvus, said.reason)
+                log.log(level, "milvus %s: %s: %s", full_name(milvus), said.reason, said.message, extra=extra)
+            memory.untold[Story(said.event or said.reason, said.message, failed)] = []
+        elif before and not said:
+            if not before.shared:
+                log.info("milvus %s: all right again", full_name(milvus), extra=fields(milvus, "Reconciled"))
+            memory.untold[Story("Reconciled", "all right again")] = []
 
     def trouble(self, about: str, text: str) -> None:
         """Say what is wrong, when it is new."""
@@ -1352,12 +1577,21 @@ class Operator:
         return ", ".join(done) or "nothing written"
 
     def report(self, started: float) -> None:
+        """The pass, in the log and in the metrics."""
         if not self.counts["unreachable"]:
             self.fine("server")
+        now, well = time.monotonic(), not self.counts["failed"]
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
-        seconds, size = time.monotonic() - started, (self.counts["milvus"], self.counts["pods"])
-        dry = "dry run, " if self.cluster.dry_run else ""
-        log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", dry, *size, self.counted(), seconds)
+        size, dry = (self.counts["milvus"], self.counts["pods"]), "dry run, " if self.cluster.dry_run else ""
+        log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", dry, *size, self.counted(), now - started)
+        self.good = now if well else self.good
+        PASSES.labels("success" if well else "failure").inc()
+        PASS_SECONDS.observe(now - started)
+        memories = [memory for scope in self.scopes for memory in scope.memories.values()]
+        for state in STATES:
+            MILVUSES.labels(state).set(sum(memory.state == state for memory in memories))
+        for kind in ("wanted", "present", "ready"):
+            PODS.labels(kind).set(sum(getattr(memory, kind) for memory in memories))
 
     def drain(self, seconds: float) -> None:
         """Take in the outcome of writes that outlived their pass, waiting for it that long."""
@@ -1369,17 +1603,19 @@ class Operator:
                 return
 
 
-def explain(error: ApiError, what: str, server: str) -> str:
+def explain(error: ApiError, what: str, namespace: str | None, server: str) -> str:
     """One line on a request that failed for all: what happened, and what to do."""
     if error.code == 0:
         return f"cannot reach {server}: {error}; trying again"
     if error.code == 401:
         return f"{server} does not accept the credentials (401): log in again, or renew the token of the kubeconfig"
-    if error.denied:
-        return f"not allowed to {error.denied}: grant this right to the operator"
+    if right := error.denied(namespace):
+        return f"not allowed to {right}: grant this right to the operator"
+    if mapping(error.status.get("details")).get("kind") == "namespaces":
+        return f"{place(namespace)} does not exist: nothing is served there until it is created"
     if error.code == 404:
         return f"{server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
-    return f"cannot {what}: HTTP {error.code}: {error}; trying again"
+    return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}; trying again"
 
 
 def unexpected(error: Exception) -> ApiError:
@@ -1391,8 +1627,77 @@ def unexpected(error: Exception) -> ApiError:
     return ApiError(0, f"unexpected {type(error).__name__} in {place}: please report it", {"reason": "Unexpected"})
 
 
-def timestamp() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def timestamp(precision: str = "seconds") -> str:
+    """The time as Kubernetes writes it: RFC 3339, in UTC."""
+    return datetime.now(timezone.utc).replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+
+
+LOG_FIELDS = ("namespace", "milvus", "pod", "reason")
+
+
+def fields(milvus: Obj, reason: str) -> dict[str, str]:
+    """What a log line is about, for those who read it as JSON."""
+    return {"namespace": namespace_of(milvus), "milvus": name_of(milvus), "reason": reason}
+
+
+# --------------------------------------------------------------------------------------
+# Health and metrics over HTTP
+# --------------------------------------------------------------------------------------
+
+
+class Health(BaseHTTPRequestHandler):
+    """`/healthz`: the loop turns. `/readyz`: all has been listed once. `/metrics`: for Prometheus."""
+
+    operator: Operator
+    timeout = 5  # seconds for a client to send its request
+
+    def do_GET(self) -> None:
+        path, kind = self.path.partition("?")[0], "text/plain"
+        if path == "/metrics":
+            code, body, kind = 200, exposition.generate_latest(), exposition.CONTENT_TYPE_PLAIN_0_0_4
+        elif path in ("/healthz", "/readyz"):
+            well = self.operator.is_turning() if path == "/healthz" else self.operator.is_ready()
+            code, body = (200, b"ok\n") if well else (503, b"no\n")
+        else:
+            code, body = 404, b"see /healthz, /readyz, /metrics\n"
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes are no news."""
+
+
+class HealthServer(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no news."""
+
+
+@contextlib.contextmanager
+def serve_health(operator: Operator, port: int | None) -> Iterator[None]:
+    """Serve Health as long as the operator runs; in a pod to all, elsewhere to this machine alone."""
+    if not port:
+        yield
+        return
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    if in_pod and socket.has_dualstack_ipv6():
+        HealthServer.address_family = socket.AF_INET6
+    host = "" if in_pod else "127.0.0.1"
+    try:
+        server = HealthServer((host, port), type("Health", (Health,), {"operator": operator}))
+    except OSError as error:
+        raise Unusable(f"cannot listen on port {port}: {error.strerror}; choose another with --health-port") from None
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 # --------------------------------------------------------------------------------------
@@ -1465,12 +1770,24 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def start_log(verbose: bool) -> None:
-    """Lines for people, in UTC, to standard error."""
-    form = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    form.converter = time.gmtime
+class TextLines(logging.Formatter):
+    """Lines for people, in UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{timestamp()} {record.levelname:7} {record.getMessage()}"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for collectors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"timestamp": timestamp("milliseconds"), "level": record.levelname, "message": record.getMessage()}
+        return json.dumps(line | {key: getattr(record, key) for key in LOG_FIELDS if hasattr(record, key)})
+
+
+def start_log(verbose: bool, form: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(form)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     log.addHandler(handler)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
     log.propagate = False
@@ -1498,6 +1815,10 @@ def start_log(verbose: bool) -> None:
               help="For each request, from its start to its last byte.")  # fmt: skip
 @click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, show_default=True,
               help="How many writes at once.")  # fmt: skip
+@click.option("--health-port", metavar="PORT", type=click.IntRange(1, 65535),
+              help="Serve /healthz, /readyz and /metrics there.")  # fmt: skip
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="Log lines for people, or JSON for collectors.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Log the passes that did nothing, too.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
@@ -1510,6 +1831,8 @@ def main(
     context: str | None,
     timeout: float,
     workers: int,
+    health_port: int | None,
+    log_format: str,
     verbose: bool,
 ) -> None:
     """Keep the pods of every Milvus resource running.
@@ -1521,7 +1844,7 @@ def main(
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
-    start_log(verbose)
+    start_log(verbose, log_format)
     operator = None
     try:
         api, default = connect(kubeconfig, context, connections=2 * workers)
@@ -1531,9 +1854,10 @@ def main(
         log.info("milvus-operator %s serves %s %s on %s%s", __version__, ", ".join(map(str, operator.scopes)),
                  "once" if once else f"every {interval:g} s", operator.cluster.server,
                  ", as a dry run" if dry_run else "")  # fmt: skip
-        if once:
-            sys.exit(0 if operator.run_once() else 1)
-        operator.run()
+        with serve_health(operator, health_port):
+            if once:
+                sys.exit(0 if operator.run_once() else 1)
+            operator.run()
     except Stopped:
         if operator:
             operator.drain(4)

@@ -226,6 +226,7 @@ class Supervisor:
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
             # Two cores are shared with the tests: no fair queuing, the limits would be ours alone.
             "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",

@@ -124,22 +124,19 @@ def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("proxy: {port: 1}", "sets proxy.port: the ports are those of the pod"),
-        ("PROXY_PORT: 1", "sets PROXY_PORT: the ports are those of the pod"),
-        ("metrics: {port: 1}", "sets metrics.port: the ports are those of the pod"),
-        ("a: [{b: c}]", "a is a list of maps or lists"),
-        ("a: [[b]]", "a is a list of maps or lists"),
-        ("a: 1\na: 2", "one setting twice: a and a"),
-        (
-            "common.storageType: a\nCOMMON_STORAGETYPE: b",
-            "one setting twice: common.storageType and COMMON_STORAGETYPE",
-        ),
-        ("a: &x 1\nb: *x", "has an anchor or alias, x"),
-        ("<<: *x\na: 1", "has an anchor or alias, x"),
-        ("? [a]\n: b", "has a key below its root that is no name"),
-        ("a: {'': b}", "has a key below a that is no name"),
-        ("{a: " * 33 + "}" * 33, "nested more than 32 levels deep"),
-        ("a: " + "[" * 10_000, "nested more than 32 levels deep"),
+        ("proxy: {port: 1}", "line 1: proxy.port is the pod's and can't be changed"),
+        ("a: 1\nPROXY_PORT: 1", "line 2: proxy.port is the pod's and can't be changed"),
+        ("metrics: {port: 1}", "line 1: metrics.port is the pod's and can't be changed"),
+        ("a: [{b: c}]", "line 1: a list of maps or lists"),
+        ("a: [[b]]", "line 1: a list of maps or lists"),
+        ("a: 1\n\na: 2", "line 3: the same setting as in line 1"),
+        ("common.storageType: a\nCOMMON_STORAGETYPE: b", "line 2: the same setting as in line 1"),
+        ("a: &x 1\nb: *x", "line 1: an anchor or alias"),
+        ("b: 1\n<<: *x\na: 1", "line 2: an anchor or alias"),
+        ("? [a]\n: b", "line 1: a key that is no name"),
+        ("a: {'': b}", "line 1: a key that is no name"),
+        ("{a: " * 33 + "}" * 33, "line 1: more than 32 levels"),
+        ("a: " + "[" * 10_000, "line 1: more than 32 levels"),
         ("\n".join(f"k{i}: v" for i in range(1001)), "has 1001 settings; 1000 is the most"),
         ("a: " + "x" * 65536, "longer than 64 KiB"),
         ("a: " + "x" * 1_000_000, "longer than 64 KiB"),
@@ -150,6 +147,26 @@ def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
     with pytest.raises(mo.Invalid, match=message):
         mo.settings_of(milvus(milvusSpec=text))
     assert time.monotonic() - started < 5, "bounded, however the text is"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: b", 0), ("just text", 0), ("- a", 0), ("a: [", 1), ("a: 1\nb: c: d", 2), ("a:\n\t- b", 2), ("a: \x07", 1)],
+)
+def test_the_line_of_a_syntax_error(text: str, line: int) -> None:
+    assert mo.syntax_error(milvus(milvusSpec=text)) == line
+
+
+def test_a_syntax_error_replaces_no_pod_and_is_said() -> None:
+    old = mo.new_pod(milvus(milvusSpec="common: {security: {authorizationEnabled: true}}"), 0)
+    old["metadata"]["uid"], old["status"] = "uid-0", {"conditions": [{"type": "Ready", "status": "True"}]}
+    broken = milvus(milvusSpec="common: {security: {authorizationEnabled: true}")
+    broken["metadata"]["generation"] = 2
+    assert mo.decide(broken, [old]) == []
+    said = mo.status_of(broken, [old], None, "now")["conditions"][1]
+    assert (said["status"], said["reason"]) == ("True", "SpecIsText")
+    assert "a syntax error in line 1" in said["message"]
+    assert "security" not in said["message"]
 
 
 def test_ten_to_the_nine_laughs() -> None:
