@@ -552,6 +552,16 @@ def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Problem]:
 DONE = {"create": "created", "delete": "deleted", "adopt": "adopted", "label": "labelled"}
 
 
+RIGHTS = {  # that an action of this kind needs, and proves
+    "create": ("create pods", f"update {PLURAL}/finalizers"),
+    "delete": ("delete pods",),
+    "adopt": (f"get {PLURAL}", "patch pods"),
+    "label": ("patch pods",),
+    "look": ("get pods",),
+    "vet": ("create pods",),
+}
+
+
 class Action(NamedTuple):
     """One write: what to do (a key of DONE, or `vet`), the pod that it is about, and why.
 
@@ -716,10 +726,10 @@ def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> O
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{name_of(milvus)}.", "namespace": namespace_of(milvus)},
+        "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace_of(milvus)},
         "type": "Warning" if warning else "Normal",
         "reason": reason,
-        "note": note[:1024],
+        "note": note.encode()[:1024].decode(errors="ignore"),
         "regarding": regarding | place,
         "action": "Reconcile",
         "eventTime": now,
@@ -1455,14 +1465,15 @@ class Operator:
         plan.memory.writing -= 1
         self.queue.extend([plan] if error else [plan, plan])
         namespace, done = namespace_of(plan.milvus), DONE.get(action.verb)
-        about = f"{action.verb} pods in {namespace}"
         if error:
             plan.failed(action, error)
             self.counts["changed"] += bool(plan.changed)
-            if error.denied(namespace):
-                self.trouble(about, explain(error, about, namespace, self.cluster.server))
+            if right := error.denied(namespace):
+                self.trouble(right, explain(error, right, namespace, self.cluster.server))
             return
-        self.fine(about)
+        claims = action.verb == "create" and plan.milvus["spec"].get("storage")
+        for right in (*RIGHTS[action.verb], *(["create persistentvolumeclaims"] if claims else [])):
+            self.fine(f"{right} in {place(namespace)}")
         plan.succeeded(action, pod)
         if done:
             self.counts[done] += 1
@@ -1535,15 +1546,16 @@ class Operator:
     def event_written(self, plan: Plan, key: tuple[str, str], count: int, name: str, error: ApiError | None) -> None:
         """Take in the outcome of an event. Nothing depends on it; without the right, none is tried for a while."""
         namespace, events = namespace_of(plan.milvus), plan.memory.events
-        about = f"create events in {namespace}"
         if not error:
-            self.fine(about)
+            self.fine(f"{'patch' if count > 1 else 'create'} events in {place(namespace)}")
             events[key] = name, count
             if len(events) > 20:
                 events.pop(next(iter(events)))
-        elif error.denied(namespace):
+        elif right := error.denied(namespace):
             self.no_events[namespace] = time.monotonic() + 30
-            self.trouble(about, explain(error, about, namespace, self.cluster.server))
+            self.trouble(right, explain(error, right, namespace, self.cluster.server))
+        else:
+            log.debug("no event for milvus %s: %s", full_name(plan.milvus), error)
 
     def say(self, milvus: Obj, memory: Memory, said: Problem | None, failed: bool) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""

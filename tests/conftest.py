@@ -124,6 +124,12 @@ class Kube:
     def release(self, name: str) -> None:
         self.patch_pod(name, finalizers=None)
 
+    def events(self, name: str = "x") -> list[Obj]:
+        """The events of a Milvus, oldest first."""
+        items = json.loads(self.kubectl("get", "events.v1.events.k8s.io", "-o", "json"))["items"]
+        mine = [event for event in items if event["regarding"]["name"] == name]
+        return sorted(mine, key=lambda event: str(event["eventTime"]))
+
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, are there and Ready."""
         eventually(lambda: self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values())))
@@ -136,8 +142,10 @@ def plain(_: Any, obj: Any) -> Any:
     return obj
 
 
-def client(plane: ControlPlane, server: str | None = None) -> ApiClient:
+def client(plane: ControlPlane, server: str | None = None, token: str | None = None) -> ApiClient:
     content = yaml.safe_load(plane.kubeconfig().read_text())
+    if token:
+        content["users"][0]["user"]["token"] = token
     if server:
         content["clusters"][0]["cluster"]["server"] = server
     settings = Configuration()
@@ -211,8 +219,10 @@ def operator(kube: Kube) -> mo.Operator:
     return new_operator(kube)
 
 
-def new_operator(kube: Kube, server: str | None = None, timeout: float = 10, **options: Any) -> mo.Operator:
-    cluster = mo.Cluster(client(kube.plane, server=server), timeout, options.pop("dry_run", False))
+def new_operator(
+    kube: Kube, server: str | None = None, token: str | None = None, timeout: float = 10, **options: Any
+) -> mo.Operator:
+    cluster = mo.Cluster(client(kube.plane, server, token), timeout, options.pop("dry_run", False))
     return ImpatientOperator(cluster, options.pop("namespaces", [kube.ns]), interval=5, workers=16)
 
 

@@ -27,7 +27,19 @@ def test_the_options_are_those_of_help() -> None:
 def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None:
     said = subprocess.run(["make", "help"], cwd=TOP, capture_output=True, text=True).stdout
     targets = set(re.findall(r"^  make (\w+) +\S", said, re.M))
-    assert targets == {"help", "demo", "test", "lint", "install", "uninstall", "run", "clean"}
+    assert targets == {
+        "help",
+        "demo",
+        "test",
+        "lint",
+        "install",
+        "uninstall",
+        "run",
+        "image",
+        "deploy",
+        "undeploy",
+        "clean",
+    }
     assert set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 

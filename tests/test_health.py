@@ -1,0 +1,198 @@
+"""Health, metrics and logs, as a cluster's own tools read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, Kube, eventually, kubeconfig, new_operator
+from prometheus_client.parser import text_string_to_metric_families
+from wire import Handler, Wire
+
+import milvus_operator as mo
+
+Start = Callable[..., Command]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metrics(port: int) -> dict[str, float]:
+    """Each sample by its name and labels, read by Prometheus's own parser."""
+    code, text = get(port, "/metrics")
+    assert code == 200
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
+    port = free_port()
+    kube.create(replicas=2)
+    kube.create("bad", milvusSpec="proxy.port: 1")
+    kube.create("waits", image="milvus:broken")
+    process = command("--health-port", str(port), "--interval", "0.2")
+    process.says("pass over")
+    eventually(lambda: kube.names() == ["waits-0", "x-0", "x-1"])
+    assert get(port, "/healthz") == (200, "ok\n")
+    assert get(port, "/readyz") == (200, "ok\n")
+    assert get(port, "/nowhere")[0] == 404
+    seen = eventually(lambda: (m := metrics(port))["milvus_operator_pods state=ready"] == 2 and m)
+    for name, value in {
+        "milvus_operator_pods state=wanted": 3,
+        "milvus_operator_pods state=present": 3,
+        "milvus_operator_milvuses state=ready": 1,
+        "milvus_operator_milvuses state=progressing": 1,
+        "milvus_operator_milvuses state=failed": 1,
+        "milvus_operator_pod_actions_total action=created": 3,
+        "milvus_operator_api_requests_total code=200 resource=pods verb=create": 3,
+    }.items():
+        assert seen[name] == value, name
+    assert seen["milvus_operator_api_requests_total code=200 resource=milvuses verb=list"] >= 2
+    assert seen["milvus_operator_passes_total result=failure"] >= 2
+    assert seen["milvus_operator_pass_duration_seconds_count"] >= 2
+    kube.delete("bad")
+    kube.change(replicas=1)
+    after = eventually(lambda: (m := metrics(port))["milvus_operator_milvuses state=failed"] == 0 and m)
+    after = eventually(lambda: (m := metrics(port)).get("milvus_operator_pod_actions_total action=deleted") and m)
+    assert after["milvus_operator_passes_total result=success"] >= 1
+    assert after["milvus_operator_seconds_since_good_pass"] < 60
+    assert process.stop() == 0
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_a_server_that_is_gone_is_no_reason_for_a_restart(command: Start, kube: Kube, tmp_path: Path) -> None:
+    port = free_port()
+    file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
+    process = command("--kubeconfig", file, "--health-port", str(port))
+    process.says("cannot reach")
+    assert get(port, "/healthz") == (200, "ok\n")
+    assert get(port, "/readyz") == (503, "no\n"), "nothing has been listed yet"
+    assert metrics(port)["milvus_operator_api_requests_total code=error resource=pods verb=list"] >= 1
+    assert process.stop() == 0
+
+
+def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube) -> None:
+    operator = new_operator(kube)
+    operator.run_pass()
+    assert operator.is_turning()
+    operator.turned -= 60
+    assert not operator.is_turning(), "10 s time-out, 30 s of back-off, 10 s for the rest"
+    operator.run_pass()
+    assert operator.is_turning()
+
+
+def test_a_slow_list_is_a_loop_that_turns(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mo, "PAGE", 1)
+    kube.create("a", replicas=0)
+    kube.create("b", replicas=0)
+    operator = new_operator(kube, server=wire.url)
+    turned = []
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        operator.turned -= 1000
+        turned.append(operator.is_turning())
+        return False
+
+    wire.fault = fault
+    operator.run_pass()
+    assert len(turned) > 3
+    assert operator.is_turning()
+
+
+def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Kube) -> None:
+    port = free_port()
+    process = command("--health-port", str(port))
+    process.says("serves")
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    assert get(port, "/healthz")[0] == 200
+    started = time.monotonic()
+    assert process.stop() == 0
+    assert time.monotonic() - started < 5
+    for sock in slow:
+        sock.close()
+
+
+def test_a_port_in_use_is_one_clear_line(command: Start, kube: Kube) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        process = command("--health-port", str(port))
+        assert process.end() == 2
+    assert f"Error: cannot listen on port {port}: Address already in use; choose another with" in process.log
+    assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize(("option", "value"), [("--log-format", "xml"), ("--health-port", "70000")])
+def test_options_that_are_wrong(command: Start, option: str, value: str) -> None:
+    process = command(option, value)
+    assert process.end() == 2
+    assert re.search(rf"Error: Invalid value for '{option}'", process.log)
+
+
+def test_log_lines_as_json(kube: Kube, command: Start) -> None:
+    kube.create()
+    kube.create("bad", milvusSpec="hunter2: {PROXY_PORT: hunter2, a: [{hunter2: hunter2}]}\nproxy.port: hunter2")
+    process = command("--once", "--log-format", "json")
+    assert process.end() == 1
+    lines = [json.loads(line) for line in process.log.splitlines()]
+    for line in lines:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"])
+        assert line["level"] in ("INFO", "WARNING")
+    told: Any = sorted((line for line in lines if "milvus" in line), key=lambda line: str(line["level"]))
+    assert [{key: line[key] for key in line if key not in ("timestamp", "message")} for line in told] == [
+        {"level": "INFO", "namespace": kube.ns, "milvus": "x", "pod": "x-0", "reason": "missing"},
+        {"level": "WARNING", "namespace": kube.ns, "milvus": "bad", "reason": "Invalid"},
+    ]
+    assert "hunter2" not in process.log
+
+
+def test_nothing_secret_is_told(kube: Kube, command: Start, tmp_path: Path) -> None:
+    """Neither what is in spec.milvusSpec nor the token, wherever an operator speaks."""
+    port = free_port()
+    kube.create("a", milvusSpec="minio: {secretAccessKey: hunter2}\n# hunter2")
+    kube.create("b", milvusSpec="hunter2: [{hunter2: hunter2}]")
+    kube.create("c", milvusSpec="hunter2: &hunter2 hunter2\nhunter2: *hunter2")
+    kube.create("d", milvusSpec="hunter2: [")
+    kube.create("e", milvusSpec="this is hunter2")
+    token = re.search(r"token: (\S+)", kube.plane.kubeconfig().read_text().replace('"', ""))
+    assert token
+    process = command("-v", "--health-port", str(port), "--interval", "0.3")
+    eventually(lambda: all(kube.status(name) for name in "abcde"))
+    process.says("pass over")
+    told = [get(port, "/metrics")[1], kube.kubectl("get", "events", "-o", "yaml")]
+    told += [json.dumps(kube.status(name)) for name in "abcde"]
+    assert process.stop() == 0
+    for text in [*told, process.log]:
+        assert "hunter2" not in text
+        assert token[1].strip("{}") not in text
+
+
+def test_no_thread_outlives_the_loop(kube: Kube, command: Start) -> None:
+    process = command("--once", "--health-port", str(free_port()))
+    started = time.monotonic()
+    assert process.end() == 0
+    assert time.monotonic() - started < 10

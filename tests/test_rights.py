@@ -1,0 +1,211 @@
+"""Rights: the operator as its own service account, with the rules of the manifests and RBAC on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TOP, Kube, client, eventually, new_operator
+from wire import Request, Wire
+
+import milvus_operator as mo
+
+Obj = dict[str, Any]
+Right = tuple[str, str]  # verb, resource with its group
+IMPLIED = ("update", "zilliz.com/milvuses/finalizers")  # asked for by the API server when an owner reference blocks
+OPTIONAL = ("get", "namespaces")
+
+
+def manifest(file: str, namespace: str) -> list[Obj]:
+    text = (TOP / file).read_text()
+    if file == "deploy-namespaced.yaml":
+        text = text.replace(": milvus\n", f": {namespace}\n")
+    return list(yaml.safe_load_all(text))
+
+
+def rights(documents: list[Obj]) -> set[Right]:
+    (role,) = (document for document in documents if document["kind"].endswith("Role"))
+    return {
+        (verb, f"{group}/{resource}".lstrip("/"))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def right_of(request: Request) -> Right:
+    """The right that a request needs, as RBAC names it."""
+    _, prefix, *parts = request.path.split("/")
+    group = f"{parts[0]}/" if prefix == "apis" else ""
+    parts = parts[2:] if prefix == "apis" else parts[1:]
+    if parts[0] == "namespaces" and len(parts) > 2:
+        parts = parts[2:]
+    verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(request.verb)
+    return verb or ("get" if len(parts) > 1 else "list"), group + "/".join(parts[::2])
+
+
+def token(kube: Kube, namespace: str) -> str:
+    return kube.kubectl("create", "token", "milvus-operator", "-n", namespace).strip()
+
+
+@pytest.fixture(params=["deploy.yaml", "deploy-namespaced.yaml"])
+def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list[Obj], str]]:
+    """The documents of an installation, applied, and its namespace."""
+    documents = manifest(request.param, kube.ns)
+    namespace = documents[1]["metadata"]["namespace"]
+    kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    yield documents, namespace
+    if namespace != kube.ns:
+        kube.kubectl("delete", "-n", namespace, "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(documents))
+
+
+def live(kube: Kube, operator: mo.Operator) -> None:
+    """All that the operator ever does; what it may not do is left undone."""
+
+    def passes(count: int = 3) -> None:
+        for _ in range(count):
+            operator.run_pass(once=True)
+
+    passes(1)  # nothing there yet: is there such a namespace at all?
+    kube.create(replicas=2)
+    kube.create("kept", storage={"size": "1Gi", "storageClassName": "none"})
+    kube.create_pod("taken-0")
+    kube.create("taken")
+    passes()
+    for _ in range(2):  # the same story twice: the event is counted
+        if "x-0" in kube.names():
+            kube.delete_pod("x-0")
+            kube.gone("x-0")
+        passes()
+    kube.change(replicas=1)
+    passes()
+    if "x-0" not in kube.names():
+        kube.create_pod("x-0", labels=mo.pod_labels(kube.get(), 0))
+    kube.patch_pod("x-0", ownerReferences=None)
+    passes()
+
+
+def test_the_rules_are_what_the_operator_uses_no_more_and_no_less(
+    kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    documents, namespace = installed
+    everywhere = namespace != kube.ns
+    operator = new_operator(
+        kube, wire.url, token(kube, namespace), namespaces=[None if everywhere else kube.ns]
+    )  # fmt: skip
+    live(kube, operator)
+    assert "not allowed" not in caplog.text
+    used = {right_of(request) for request in wire.requests if request.path != f"/apis/{mo.API_VERSION}"}
+    assert used | {IMPLIED} == rights(documents)
+    assert not [request for request in wire.requests if request.code == 403 and kube.ns in request.path]
+    assert mo.owner_uid(kube.all_pods()["x-0"]) == kube.get()["metadata"]["uid"]
+
+
+@pytest.mark.parametrize(
+    "missing", sorted(rights(manifest("deploy-namespaced.yaml", "")) - {OPTIONAL}), ids=lambda right: " ".join(right)
+)
+def test_a_missing_right_is_named_and_the_rest_goes_on(
+    kube: Kube, missing: Right, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = manifest("deploy-namespaced.yaml", kube.ns)
+    (role,) = (document for document in documents if document["kind"] == "Role")
+    role["rules"] = [
+        {"apiGroups": [resource.rpartition("/")[0] if "." in resource else ""],
+         "resources": [resource.split("/", 1)[1] if "." in resource else resource], "verbs": [verb]}
+        for verb, resource in rights(documents) - {missing}
+    ]  # fmt: skip
+    for rule in role["rules"]:
+        if rule["apiGroups"] != [""]:
+            rule["apiGroups"] = [rule["apiGroups"][0].split("/")[0]]
+    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    verb, resource = missing
+    operator = new_operator(kube, token=token(kube, kube.ns))
+    live(kube, operator)
+    named = resource.split("/", 1)[1] if "." in resource else resource
+    assert f"not allowed to {verb} {named} in namespace {kube.ns}: grant this right to the operator" in caplog.text
+    assert caplog.text.count(f"not allowed to {verb} {named} in") == 1, "said once"
+    if verb == "list":
+        assert "x-1" not in kube.names(), "nothing is decided without both lists"
+    elif missing == ("patch", "zilliz.com/milvuses/status") or verb not in ("create", "update"):
+        assert "kept-0" in kube.names()
+    if verb != "list" and "status" not in resource:
+        assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]
+
+
+def test_an_account_without_any_right_is_told_so_and_tried_again(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
+    kube.kubectl("create", "serviceaccount", "milvus-operator")
+    operator = new_operator(kube, token=token(kube, kube.ns))
+    for _ in range(3):
+        assert not operator.run_pass()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator"
+    ]
+
+
+def test_pod_security_accepts_the_operators_pod(kube: Kube, installed: tuple[list[Obj], str]) -> None:
+    documents, namespace = installed
+    template = documents[-1]["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    pod["metadata"] = {"name": "as-deployed", "namespace": namespace, **template["metadata"]}
+    pods = mo.pods(client(kube.plane))
+    pods.create(body=pod, namespace=namespace, dry_run="All")
+    if namespace != kube.ns:
+        del pod["spec"]["containers"][0]["securityContext"]["capabilities"]
+        with pytest.raises(Exception, match="violates PodSecurity"):
+            pods.create(body=pod, namespace=namespace, dry_run="All")
+
+
+def test_one_image_line_is_all_that_an_installation_changes() -> None:
+    for file in ("deploy.yaml", "deploy-namespaced.yaml"):
+        lines = [line.strip() for line in (TOP / file).read_text().splitlines()]
+        assert [line for line in lines if line.startswith("image:")] == [f"image: milvus-operator:{mo.__version__}"]
+
+
+def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(replicas=2)
+    operator.run_pass(once=True)
+    for _ in range(2):
+        kube.delete_pod("x-0")
+        kube.gone("x-0")
+        operator.run_pass(once=True)
+    kube.ready("x-0", "x-1")
+    kube.change(replicas=1)
+    operator.run_pass(once=True)
+    kube.gone("x-1")
+    kube.change(image="milvus:2")
+    eventually(lambda: operator.run_pass(once=True) and kube.images() == ["milvus:2"])
+    kube.create_pod("x-1")
+    kube.change(replicas=2)
+    operator.run_pass(once=True)
+    for _ in range(3):
+        operator.run_pass(once=True)
+    told = [(e["type"], e["reason"], e["note"], e.get("series", {}).get("count", 1)) for e in kube.events()]
+    assert told == [
+        ("Normal", "Created", "x-0, x-1: missing", 1),
+        ("Normal", "Created", "x-0: missing", 3),
+        ("Normal", "Deleted", "x-1: surplus: 1 wanted", 1),
+        ("Normal", "Replaced", "x-0: earlier template", 1),
+        ("Warning", "NameConflict", "the pod x-1 was made by somebody else: it is left alone; delete it, "
+                                    "or name the Milvus otherwise", 1),
+    ]  # fmt: skip
+    described = kube.kubectl("describe", "mi", "x")
+    assert "(x3 over" in described
+    assert "NameConflict" in described
+    assert "NameConflict" in kube.kubectl("events", "--for", "milvus/x")
+
+
+def test_a_refused_create_is_an_event_and_so_is_its_end(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("create", "quota", "none", "--hard=pods=0")
+    kube.create()
+    eventually(lambda: "0" in kube.kubectl("get", "quota", "none", "-o", "jsonpath={.status.hard.pods}"))
+    for _ in range(3):
+        operator.run_pass(once=True)
+    assert [event["reason"] for event in kube.events()] == ["FailedCreate"]
+    assert "exceeded quota" in kube.events()[0]["note"]
+    kube.kubectl("delete", "quota", "none")
+    kube.change(replicas=2)
+    operator.run_pass(once=True)
+    assert sorted(event["reason"] for event in kube.events()) == ["Created", "FailedCreate", "Reconciled"]
