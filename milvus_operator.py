@@ -1741,6 +1741,7 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             return ApiClient(settings), chosen["context"].get("namespace") or "default"
         if in_pod:
             kubeconfig_loader.load_incluster_config(settings)
+            settings.refresh_api_key_hook = read_token
             with open(f"{SERVICE_ACCOUNT}/namespace") as file:
                 return ApiClient(settings), file.read().strip() or "default"
     except Exception as error:  # the loader raises whatever a strange file makes it stumble on
@@ -1749,6 +1750,12 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
         source = files if not in_pod else f"{files} or {SERVICE_ACCOUNT}"
         raise Unusable(f"cannot use {source}: {text}; `kubectl config get-contexts` shows what is there") from None
     raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
+
+
+def read_token(settings: Configuration) -> None:
+    """Before each request: the kubelet rotates the token. The client's own way asks a clock that may jump back."""
+    with open(f"{SERVICE_ACCOUNT}/token") as file:
+        settings.api_key["BearerToken"] = f"Bearer {file.read().strip()}"
 
 
 def check(settings: Configuration) -> None:

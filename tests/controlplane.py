@@ -40,7 +40,8 @@ NODES = 3
 USERS = {"admin": "system:masters", "nobody": ""}  # user: group
 CONTROLLERS = (
     "garbage-collector-controller,namespace-controller,serviceaccount-controller,"
-    "pod-garbage-collector-controller,resourcequota-controller,persistentvolume-binder-controller"
+    "pod-garbage-collector-controller,resourcequota-controller,persistentvolume-binder-controller,"
+    "deployment-controller,replicaset-controller"
 )
 # command: (module folder, package)
 COMMANDS = {

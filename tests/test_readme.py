@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from conftest import TOP, Kube, settle
 
@@ -14,8 +15,9 @@ import milvus_operator as mo
 README = (TOP / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def blocks(language: str, text: str = README) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [block for kind, block in found if kind == language]
 
 
 def test_the_options_are_those_of_help() -> None:
@@ -79,6 +81,38 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
     assert "1 created" in run("run", f"ARGS=--once -n {kube.ns}")
     assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in run("uninstall")
     run("install")
+
+
+def section(title: str) -> list[str]:
+    """The commands in a section of the README."""
+    text = README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = "\n".join(blocks("sh", text)).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line]
+
+
+def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
+    """Each as it is written, but for the image, which takes an engine to build; the kubelet is a simulated one."""
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
+    commands = [line for title in ("Install in a cluster", "Rights", "Watch it") for line in section(title)]
+    assert [line for line in commands if "make image" in line] == commands[:1]
+    said = {}
+    try:
+        for line in commands[1:]:
+            done = subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            said.update(dict.fromkeys(line.split(), done.stdout))
+            if line == "kubectl apply -f sample.yaml":
+                default = Kube(kube.plane, "default")
+                mo.Operator(mo.Cluster(default.api), ["default"], 5, 4).run_once()
+        assert "successfully rolled out" in said["rollout"]
+        assert "deployment.apps/milvus-operator" in said["get"]
+        assert "milvuses.zilliz.com" in said["auth"]
+        assert "milvus-crd-test-0: missing" in said["describe"]
+        assert "milvus-crd-test-0: missing" in said["events"]
+    finally:
+        for line in ("make undeploy", "kubectl delete -f deploy-namespaced.yaml", "kubectl delete -f sample.yaml"):
+            subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True)
 
 
 def test_from_python(kube: Kube) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from conftest import TOP, Kube, client, eventually, new_operator
+from kubernetes.config import incluster_config
 from wire import Request, Wire
 
 import milvus_operator as mo
@@ -143,6 +146,36 @@ def test_an_account_without_any_right_is_told_so_and_tried_again(kube: Kube, cap
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator"
     ]
+
+
+def test_in_a_pod_it_follows_a_rotated_token(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files and variables that a pod has, at another place; the tokens and who checks them are real."""
+    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifest("deploy-namespaced.yaml", kube.ns)))
+    url = urlsplit(client(kube.plane).configuration.host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(url.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(url.port))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(mo, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    (tmp_path / "ca.crt").write_bytes((kube.plane.folder / "pki" / "apiserver.crt").read_bytes())
+    (tmp_path / "namespace").write_text(kube.ns)
+    (tmp_path / "token").write_text(token(kube, kube.ns))
+    api, namespace = mo.connect(None, None, connections=4)
+    assert namespace == kube.ns
+    operator = mo.Operator(mo.Cluster(api), [namespace], interval=0.01, workers=2)
+    kube.create()
+    assert operator.run_pass()
+    kube.kubectl("delete", "serviceaccount", "milvus-operator")  # the end of all its tokens
+    eventually(lambda: not operator.run_pass())
+    assert "does not accept the credentials (401)" in caplog.text
+    kube.kubectl("create", "serviceaccount", "milvus-operator")
+    (tmp_path / "token").write_text(token(kube, kube.ns))
+    eventually(operator.run_pass)
+    operator.close()
 
 
 def test_pod_security_accepts_the_operators_pod(kube: Kube, installed: tuple[list[Obj], str]) -> None:
