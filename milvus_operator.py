@@ -1741,7 +1741,7 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             return ApiClient(settings), chosen["context"].get("namespace") or "default"
         if in_pod:
             kubeconfig_loader.load_incluster_config(settings)
-            settings.refresh_api_key_hook = read_token
+            settings.refresh_api_key_hook = read_token  # type: ignore[assignment]  # it is typed as None, and called
             with open(f"{SERVICE_ACCOUNT}/namespace") as file:
                 return ApiClient(settings), file.read().strip() or "default"
     except Exception as error:  # the loader raises whatever a strange file makes it stumble on
