@@ -7,7 +7,6 @@ FROM ${BASE} AS packages
 COPY requirements.txt /
 RUN ["python3", "-m", "pip", "install", "--no-cache-dir", "--target=/app", "-r", "/requirements.txt"]
 COPY milvus_operator.py /app/
-RUN ["python3", "-m", "compileall", "-q", "/app"]
 
 FROM ${BASE}
 COPY --from=packages /app /app
