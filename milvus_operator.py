@@ -113,20 +113,20 @@ FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings t
 
 # Reasons of the Reconciled condition.
 NAME_CONFLICT, QUOTA_EXCEEDED, INVALID = "NameConflict", "QuotaExceeded", "Invalid"
-FORBIDDEN, API_ERROR = "Forbidden", "APIError"
+FORBIDDEN, API_ERROR, SPEC_IS_TEXT = "Forbidden", "APIError", "SpecIsText"
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 # Words of a pod that is on its way; any other word is shown before these.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
 
 # Metrics. The client library's own of this process (memory, CPU, open files) come with them.
-PASSES = Counter("milvus_operator_passes", "Passes, by result: success or failure", ["result"])
+PASSES = Counter("milvus_operator_passes", "Passes, by result: success, or failure of the operator", ["result"])
 PASS_SECONDS = Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass",
                          buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120))  # fmt: skip
 REQUESTS = Counter("milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"])
 ACTIONS = Counter("milvus_operator_pod_actions", "Pods that were created, deleted …", ["action"])
 MILVUSES = Gauge("milvus_operator_milvuses", "Milvus resources, by state: ready, progressing or failed", ["state"])
 PODS = Gauge("milvus_operator_pods", "Pods, by state: wanted, present or ready", ["state"])
-SINCE_GOOD_PASS = Gauge("milvus_operator_seconds_since_good_pass", "Since the end of the last pass that did all")
+SINCE_GOOD_PASS = Gauge("milvus_operator_seconds_since_good_pass", "Since the end of the last pass without failure")
 
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 log = logging.getLogger("milvus_operator")
@@ -673,7 +673,7 @@ def reconciliation(milvus: Obj) -> Problem:
     kept = f"it is kept as the annotation {MILVUS_SPEC} and sets nothing"
     if line := syntax_error(milvus):
         kept = f"it has a syntax error in line {line}: {kept}, and no pod is replaced for it"
-    return Problem("SpecIsText", f"spec.milvusSpec is no YAML mapping: {kept}")
+    return Problem(SPEC_IS_TEXT, f"spec.milvusSpec is no YAML mapping: {kept}")
 
 
 def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: str) -> Obj:
@@ -1489,7 +1489,9 @@ class Operator:
         except Exception as error:  # as above
             self.say(plan.milvus, plan.memory, unexpected(error).problem("serve"), failed=True)
             return
-        self.say(plan.milvus, plan.memory, said, failed=status["conditions"][1]["status"] == "False")
+        reconciled, conditions = status["conditions"][1], mapping(plan.milvus.get("status")).get("conditions")
+        known = isinstance(conditions, list) and reconciled in conditions  # said before this operator started
+        self.say(plan.milvus, plan.memory, said, failed=reconciled["status"] == "False", known=known)
         if plan.memory.untold:
             self.telling.append(plan)
         now, namespace = time.monotonic(), namespace_of(plan.milvus)
@@ -1557,16 +1559,17 @@ class Operator:
         else:
             log.debug("no event for milvus %s: %s", full_name(plan.milvus), error)
 
-    def say(self, milvus: Obj, memory: Memory, said: Problem | None, failed: bool) -> None:
+    def say(self, milvus: Obj, memory: Memory, said: Problem | None, failed: bool, known: bool = False) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
         self.counts["failed"] += failed
         before, memory.said = memory.said, said
         if said and said != before:
-            if not said.shared:
+            if not said.shared and (failed or not known):
                 level, extra = logging.WARNING if failed else logging.INFO, fields(milvus, said.reason)
                 log.log(level, "milvus %s: %s: %s", full_name(milvus), said.reason, said.message, extra=extra)
-            memory.untold[Story(said.event or said.reason, said.message, failed)] = []
-        elif before and not said:
+            if not known:
+                memory.untold[Story(said.event or said.reason, said.message, failed)] = []
+        elif before and not said and before.reason != SPEC_IS_TEXT:
             if not before.shared:
                 log.info("milvus %s: all right again", full_name(milvus), extra=fields(milvus, "Reconciled"))
             memory.untold[Story("Reconciled", "all right again")] = []
@@ -1585,14 +1588,15 @@ class Operator:
 
     def counted(self) -> str:
         kinds = (*DONE.values(), "statuses written")
-        done = [f"{self.counts[kind]} {kind}" for kind in kinds if self.counts[kind]]
-        return ", ".join(done) or "nothing written"
+        done = [(number, kind) for kind in kinds if (number := self.counts[kind])]
+        words = [f"{number} {kind if number > 1 else kind.replace('statuses', 'status')}" for number, kind in done]
+        return ", ".join(words) or "nothing written"
 
     def report(self, started: float) -> None:
         """The pass, in the log and in the metrics."""
         if not self.counts["unreachable"]:
             self.fine("server")
-        now, well = time.monotonic(), not self.counts["failed"]
+        now, well = time.monotonic(), not self.troubles  # a Milvus that can't be served is counted there
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
         size, dry = (self.counts["milvus"], self.counts["pods"]), "dry run, " if self.cluster.dry_run else ""
         log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", dry, *size, self.counted(), now - started)

@@ -45,7 +45,7 @@ def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) ->
     assert sorted(line.partition("INFO    ")[2] for line in lines[:-1]) == [
         f"created pod {kube.ns}/x-{i}: missing" for i in range(3)
     ]
-    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 statuses written, \d\.\d\d s$", lines[-1])
+    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 status written, \d\.\d\d s$", lines[-1])
 
 
 def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Start) -> None:

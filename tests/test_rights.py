@@ -230,6 +230,19 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
     assert "NameConflict" in kube.kubectl("events", "--for", "milvus/x")
 
 
+def test_another_operator_does_not_tell_again_what_the_condition_says(
+    kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube.create(milvusSpec="this is milvus spec")
+    kube.create("bad", milvusSpec="proxy.port: 1")
+    for _ in range(3):
+        new_operator(kube).run_pass(once=True)
+    assert [event["reason"] for event in kube.events()] == ["Created", "SpecIsText"]
+    assert [event["reason"] for event in kube.events("bad")] == ["Invalid"]
+    assert caplog.text.count("/x: SpecIsText") == 1
+    assert caplog.text.count("/bad: Invalid") == 3, "what is wrong is in the log of each"
+
+
 def test_a_refused_create_is_an_event_and_so_is_its_end(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("create", "quota", "none", "--hard=pods=0")
     kube.create()
