@@ -729,7 +729,7 @@ def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> O
         "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace_of(milvus)},
         "type": "Warning" if warning else "Normal",
         "reason": reason,
-        "note": note.encode()[:1024].decode(errors="ignore"),
+        "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
         "regarding": regarding | place,
         "action": "Reconcile",
         "eventTime": now,
@@ -908,8 +908,7 @@ class Cluster:
         """Send one request of the dynamic client and count it; returns the answer as a dict."""
         code = "error"
         try:
-            answer = self.send(getattr(resource, verb), **arguments)
-            code = "200"
+            code, answer = self.send(getattr(resource, verb), **arguments)
             return answer
         except ApiError as error:
             code = str(error.code or code)
@@ -917,9 +916,11 @@ class Cluster:
         finally:
             REQUESTS.labels("list" if verb == "get" and "name" not in arguments else verb, resource.name, code).inc()
 
-    def send(self, call: Callable[..., Any], **arguments: Any) -> Obj:
+    def send(self, call: Callable[..., Any], **arguments: Any) -> tuple[str, Obj]:
+        """Returns the code and the answer."""
         try:
-            body = call(serialize=False, _request_timeout=self.timeout, **arguments).data
+            response = call(serialize=False, _request_timeout=self.timeout, **arguments)
+            body = response.data
         except ApiException as error:
             raise ApiError.of(error) from None
         except (urllib3.exceptions.HTTPError, ConfigException, OSError) as error:
@@ -931,7 +932,7 @@ class Cluster:
         except ValueError:  # its text may be the credentials
             raise ApiError(0, "the credentials have characters that no HTTP header can hold") from None
         try:
-            return mapping(parse(body))
+            return str(response.status), mapping(parse(body))
         except ValueError:
             raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
@@ -1055,7 +1056,7 @@ class Cluster:
 
     def serves_status(self) -> bool:
         """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
-        served = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
+        _, served = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
         return any(resource["name"] == f"{PLURAL}/status" for resource in served.get("resources") or [])
 
     def write_event(self, event: Obj, name: str, count: int) -> str:
@@ -1117,6 +1118,7 @@ class Memory:
     suspects: set[str] = field(default_factory=set)  # those that were tried and refused: the last to be tried again
     refused: Backoff = field(default_factory=lambda: Backoff(10, 300))
     replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))
+    late: Problem | None = None  # what failed after its pass was over
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
@@ -1158,7 +1160,7 @@ class Plan:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
         self.todo: deque[Action] = deque()
         self.rounds = 0
-        self.failure: Problem | None = None  # what ended the plan early
+        self.failure, memory.late = memory.late, None  # what ended the plan early, or one before it late
         self.changed: set[str] = set()  # pods that are not any more as they were listed
         self.finished = False  # no pod is left to write about
         self.closed = False  # its status is dealt with
@@ -1208,7 +1210,10 @@ class Plan:
         if action.verb in DONE:
             surplus = (ordinal_of(self.milvus, action.pod) or 0) >= replicas_of(self.milvus)
             reason = "Replaced" if action.verb == "delete" and not surplus else DONE[action.verb].capitalize()
-            self.memory.untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
+            untold = self.memory.untold
+            untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
+            if len(untold) > 20:
+                del untold[next(iter(untold))]
 
     def failed(self, action: Action, error: ApiError) -> None:
         """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
@@ -1268,7 +1273,7 @@ class Operator:
     def __init__(self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int) -> None:
         self.cluster, self.interval, self.workers = cluster, interval, workers
         self.scopes = [Scope(namespace) for namespace in namespaces]
-        self.troubles: dict[str, str] = {}  # what is wrong now, by what it is about; said once
+        self.troubles: dict[str, tuple[str, float]] = {}  # what is wrong and since when, by what it is about; said once
         self.no_status: dict[str, float] = {}  # when to try again to write status, by namespace
         self.no_events: dict[str, float] = {}  # and events
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
@@ -1340,11 +1345,15 @@ class Operator:
         for scope in due:
             self.jobs.put(functools.partial(self.list_scope, scope, answers))
         for scope, answer in (answers.get() for _ in due):
-            if isinstance(answer, ApiError):
-                self.list_failed(scope, answer)
-            else:
-                scope.due = started + self.interval
+            scope.due = started + self.interval
+            try:
+                if isinstance(answer, ApiError):
+                    raise answer
                 plans += self.plans(scope, *answer)
+            except ApiError as error:
+                self.list_failed(scope, error)
+            except Exception as error:  # an answer that is JSON, but not what an API server says
+                self.list_failed(scope, unexpected(error))
         plans.sort(key=lambda plan: plan.memory.served)
         now = time.monotonic()
         self.work(plans, math.inf if once else now + max(self.interval, now - started))
@@ -1358,6 +1367,8 @@ class Operator:
             answers.put((scope, error))
         except Exception as error:  # an answer that is JSON, but not what an API server says
             answers.put((scope, unexpected(error)))
+        finally:
+            self.turn()
 
     def list_failed(self, scope: Scope, error: ApiError) -> None:
         self.counts["failed"] += 1
@@ -1401,8 +1412,8 @@ class Operator:
         self.telling.clear()
         while True:
             self.turn()
-            while self.running < self.workers and (now := time.monotonic()) < deadline:
-                if self.queue and (now < share or not self.closing):
+            while self.running < self.workers and time.monotonic() < deadline:
+                if self.queue and (time.monotonic() < share or not self.closing):
                     self.go_on(self.queue.popleft())
                 elif self.closing:
                     self.close_plan(self.closing.popleft())
@@ -1410,7 +1421,9 @@ class Operator:
                     self.tell_event(self.telling.popleft())
                 else:
                     break
-            if not self.pending or now >= deadline:
+            now = time.monotonic()
+            full = self.running >= self.workers and (self.queue or self.closing)  # with writes of an earlier pass
+            if now >= deadline or not (self.pending or full):
                 break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
@@ -1459,7 +1472,10 @@ class Operator:
         if error and error.is_general:
             self.counts["unreachable"] += 1
             self.trouble("server", explain(error, "write", None, self.cluster.server))
-        outcome(answer, error)
+        try:
+            outcome(answer, error)
+        except Exception as strange:  # an answer that is JSON, but not what an API server says
+            log.error("%s", unexpected(strange))
 
     def pod_written(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
         plan.memory.writing -= 1
@@ -1467,6 +1483,8 @@ class Operator:
         namespace, done = namespace_of(plan.milvus), DONE.get(action.verb)
         if error:
             plan.failed(action, error)
+            if plan.closed:  # its pass is over: another one tells, before the same is tried again
+                plan.memory.late = plan.failure
             self.counts["changed"] += bool(plan.changed)
             if right := error.denied(namespace):
                 self.trouble(right, explain(error, right, namespace, self.cluster.server))
@@ -1510,23 +1528,24 @@ class Operator:
         plan.memory.writing -= 1
         namespace, now = namespace_of(plan.milvus), time.monotonic()
         about = f"patch {PLURAL}/status in {namespace}"
-        if error and error.code in (403, 404):
+        if error and (error.code == 404 or error.denied(namespace)):
             self.no_status[namespace] = now + 10
             old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
             text = old if error.code == 404 else explain(error, about, namespace, self.cluster.server)
             self.trouble(about, text)
             self.counts["failed"] += error.code == 403
             return
-        if not error or error.code in (400, 409, 422):  # one that knows of a status subresource
+        if not error or error.code in (400, 403, 409, 422):  # one that knows of a status subresource
             self.no_status.pop(namespace, None)
             self.fine(about)
+        one = f"the status of milvus {full_name(plan.milvus)}"
         if not error:
             self.counts["statuses written"] += 1
-        elif error.code != 409:  # else it has changed since, and the next pass sees it
+            self.fine(one)
+        elif error.code != 409 and not error.is_general:  # else it has changed since, and the next pass sees it
             plan.memory.no_status = now if error.is_transient else now + 300
-            if not plan.memory.said and not error.is_general:
-                refused = Problem("its status can't be written", str(error), "FailedStatus")
-                self.say(plan.milvus, plan.memory, refused, failed=True)
+            self.counts["failed"] += 1
+            self.trouble(one, f"cannot write {one}: {error}")
 
     def tell_event(self, plan: Plan) -> None:
         """Write one of the events of a Milvus; the same again counts it up."""
@@ -1576,14 +1595,15 @@ class Operator:
 
     def trouble(self, about: str, text: str) -> None:
         """Say what is wrong, when it is new."""
-        if text not in self.troubles.values():
+        self.counts["troubles"] += 1
+        if text not in (said for said, _ in self.troubles.values()):
             log.error(text)
-        self.troubles[about] = text
+        self.troubles[about] = text, time.monotonic()
 
     def fine(self, about: str) -> None:
         """Say that a trouble is over, if there was one."""
-        text = self.troubles.pop(about, None)
-        if text and text not in self.troubles.values():
+        text, _ = self.troubles.pop(about, ("", 0))
+        if text and text not in (said for said, _ in self.troubles.values()):
             log.info("works again, was: %s", text)
 
     def counted(self) -> str:
@@ -1596,7 +1616,10 @@ class Operator:
         """The pass, in the log and in the metrics."""
         if not self.counts["unreachable"]:
             self.fine("server")
-        now, well = time.monotonic(), not self.troubles  # a Milvus that can't be served is counted there
+        now = time.monotonic()
+        well = not self.counts["troubles"] and not any(scope.failures.delay for scope in self.scopes)
+        for about in [about for about, (_, since) in self.troubles.items() if now - since > 600]:
+            del self.troubles[about]  # what it was about is gone: all that is refused is tried again before
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
         size, dry = (self.counts["milvus"], self.counts["pods"]), "dry run, " if self.cluster.dry_run else ""
         log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", dry, *size, self.counted(), now - started)

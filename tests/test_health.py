@@ -66,7 +66,7 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
         "milvus_operator_milvuses state=progressing": 1,
         "milvus_operator_milvuses state=failed": 1,
         "milvus_operator_pod_actions_total action=created": 3,
-        "milvus_operator_api_requests_total code=200 resource=pods verb=create": 3,
+        "milvus_operator_api_requests_total code=201 resource=pods verb=create": 3,
     }.items():
         assert seen[name] == value, name
     assert seen["milvus_operator_api_requests_total code=200 resource=milvuses verb=list"] >= 2
@@ -198,3 +198,69 @@ def test_no_thread_outlives_the_loop(kube: Kube, command: Start) -> None:
     started = time.monotonic()
     assert process.end() == 0
     assert time.monotonic() - started < 10
+
+
+def test_a_write_that_fails_after_its_pass_is_over_is_told(
+    kube: Kube, command: Start, wire: Wire, tmp_path: Path
+) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        refused = verb == "POST" and "/pods" in path
+        if refused:
+            time.sleep(1)
+            handler.answer(500, b'{"kind": "Status", "reason": "InternalError", "message": "webhook timed out"}')
+        return refused
+
+    wire.fault = fault
+    kube.create()
+    command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.3")
+    eventually(lambda: kube.condition("Reconciled").get("reason") == "APIError")
+    assert kube.condition("Reconciled")["message"] == "webhook timed out"
+    wire.fault = None
+    kube.ready("x-0")
+    eventually(lambda: kube.condition("Reconciled")["status"] == "True")
+
+
+def test_a_status_that_is_refused_holds_up_no_other(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        refused = verb == "PATCH" and "/a/status" in path
+        if refused:
+            handler.answer(403, b'{"kind": "Status", "reason": "Forbidden", "message": "denied by a webhook"}')
+        return refused
+
+    wire.fault = fault
+    operator = new_operator(kube, server=wire.url)
+    kube.create("a")
+    operator.run_pass()
+    kube.create("b")
+    for _ in range(3):
+        operator.run_pass()
+    assert kube.status("b")["replicas"] == 1
+    assert caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook") == 1
+
+
+def test_answers_that_are_json_but_no_objects_stop_nothing(
+    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        refused = verb == "POST" and b'"name": "a-0"' in handler.seen
+        if refused:
+            handler.answer(200, b'{"metadata": {}}')
+        return refused
+
+    wire.fault = fault
+
+    def odd(handler: Handler, verb: str, path: str) -> bool:
+        handler.answer(200, b'{"kind": "PodList", "items": [{}]}')
+        return True
+
+    operator = new_operator(kube, server=wire.url)
+    kube.create("a")
+    kube.create("b")
+    operator.run_pass()
+    assert kube.names() == ["b-0"]
+    assert "Traceback" not in caplog.text
+    wire.fault = odd
+    assert not operator.run_pass()
+    wire.fault = None
+    operator.run_pass()
+    assert kube.names() == ["a-0", "b-0"]

@@ -111,7 +111,7 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
         assert "milvus-crd-test-0: missing" in said["describe"]
         assert "milvus-crd-test-0: missing" in said["events"]
     finally:
-        for line in ("make undeploy", "kubectl delete -f deploy-namespaced.yaml", "kubectl delete -f sample.yaml"):
+        for line in ("make undeploy", "kubectl delete namespace milvus --wait=false", "kubectl delete -f sample.yaml"):
             subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True)
 
 
