@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 from conftest import Command, Kube, eventually, kubeconfig, new_operator
+from controlplane import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 from wire import Handler, Wire
 
 import milvus_operator as mo
 
 Start = Callable[..., Command]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -48,7 +43,7 @@ def metrics(port: int) -> dict[str, float]:
 
 
 def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     kube.create(replicas=2)
     kube.create("bad", milvusSpec="proxy.port: 1")
     kube.create("waits", image="milvus:broken")
@@ -84,7 +79,7 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
 
 
 def test_a_server_that_is_gone_is_no_reason_for_a_restart(command: Start, kube: Kube, tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     process = command("--kubeconfig", file, "--health-port", str(port))
     process.says("cannot reach")
@@ -125,7 +120,7 @@ def test_a_slow_list_is_a_loop_that_turns(kube: Kube, wire: Wire, monkeypatch: p
 
 
 def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Kube) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     process = command("--health-port", str(port))
     process.says("serves")
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
@@ -174,7 +169,7 @@ def test_log_lines_as_json(kube: Kube, command: Start) -> None:
 
 def test_nothing_secret_is_told(kube: Kube, command: Start, tmp_path: Path) -> None:
     """Neither what is in spec.milvusSpec nor the token, wherever an operator speaks."""
-    port = free_port()
+    port = free_ports(1)[0]
     kube.create("a", milvusSpec="minio: {secretAccessKey: hunter2}\n# hunter2")
     kube.create("b", milvusSpec="hunter2: [{hunter2: hunter2}]")
     kube.create("c", milvusSpec="hunter2: &hunter2 hunter2\nhunter2: *hunter2")
@@ -194,7 +189,7 @@ def test_nothing_secret_is_told(kube: Kube, command: Start, tmp_path: Path) -> N
 
 
 def test_no_thread_outlives_the_loop(kube: Kube, command: Start) -> None:
-    process = command("--once", "--health-port", str(free_port()))
+    process = command("--once", "--health-port", str(free_ports(1)[0]))
     started = time.monotonic()
     assert process.end() == 0
     assert time.monotonic() - started < 10

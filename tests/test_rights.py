@@ -39,6 +39,14 @@ def rights(documents: list[Obj]) -> set[Right]:
     }
 
 
+def group_of(resource: str) -> str:
+    return resource.split("/")[0] if "." in resource else ""
+
+
+def without_group(resource: str) -> str:
+    return resource.removeprefix(f"{group_of(resource)}/")
+
+
 def right_of(request: Request) -> Right:
     """The right that a request needs, as RBAC names it."""
     _, prefix, *parts = request.path.split("/")
@@ -116,18 +124,14 @@ def test_a_missing_right_is_named_and_the_rest_goes_on(
     documents = manifest("deploy-namespaced.yaml", kube.ns)
     (role,) = (document for document in documents if document["kind"] == "Role")
     role["rules"] = [
-        {"apiGroups": [resource.rpartition("/")[0] if "." in resource else ""],
-         "resources": [resource.split("/", 1)[1] if "." in resource else resource], "verbs": [verb]}
+        {"apiGroups": [group_of(resource)], "resources": [without_group(resource)], "verbs": [verb]}
         for verb, resource in rights(documents) - {missing}
-    ]  # fmt: skip
-    for rule in role["rules"]:
-        if rule["apiGroups"] != [""]:
-            rule["apiGroups"] = [rule["apiGroups"][0].split("/")[0]]
+    ]
     kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
     verb, resource = missing
     operator = new_operator(kube, token=token(kube, kube.ns))
     live(kube, operator)
-    named = resource.split("/", 1)[1] if "." in resource else resource
+    named = without_group(resource)
     assert f"not allowed to {verb} {named} in namespace {kube.ns}: grant this right to the operator" in caplog.text
     assert caplog.text.count(f"not allowed to {verb} {named} in") == 1, "said once"
     if verb == "list":
