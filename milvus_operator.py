@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import http.client
 import io
@@ -87,7 +88,7 @@ MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, wit
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read of an API server's answer
-PAGE = 500  # objects in one page of a list
+PAGE = 300  # objects in one page of a list: 2 MB of pods
 STRICT = ("fieldValidation", "Strict")  # a misspelt field is refused, not dropped
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -849,7 +850,7 @@ class Bounded(io.RawIOBase):
 class BoundedResponse(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(Bounded(self.fp.detach(), sock))
+        self.fp = io.BufferedReader(Bounded(self.fp.detach(), sock), 1 << 16)
 
 
 def bounded(pool: Any) -> Any:
@@ -879,18 +880,90 @@ def shallow(body: bytes) -> bytes:
     return b"".join([*kept, body[start:]])
 
 
-def parse(body: bytes) -> Any:
-    """The JSON as Python values. One object nested too deeply for Python must not hide all others of its list."""
+def parse(body: bytes) -> Obj:
+    """The JSON object as a dict. One object nested too deeply for Python must not hide all others of its list."""
     try:
-        return json.loads(body)
+        return mapping(json.loads(body))
     except RecursionError:
-        return json.loads(shallow(body))
+        return mapping(json.loads(shallow(body)))
+    except ValueError:
+        raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
 
-def slim(pod: Obj) -> Obj:
-    """The parts of a pod that are read here, a tenth of it: all pods are in memory at once."""
-    metadata = {key: value for key, value in pod["metadata"].items() if key != "managedFields"}
-    return {"metadata": metadata, "status": pod.get("status") or {}}
+def split(body: bytes) -> tuple[Obj, memoryview]:
+    """A list without its items, and the JSON of these, without the brackets."""
+    start, end = body.find(b'"items":[') + len('"items":['), body.rfind(b"]")
+    try:
+        return mapping(json.loads(body[:start] + body[end:])), memoryview(body)[start:end]
+    except (ValueError, RecursionError):  # not as the API server writes it; a wrong cut leaves a bracket open
+        page = parse(body)
+        return page, memoryview(json.dumps(page.get("items") or []).encode())[1:-1]
+
+
+def items_of(items: memoryview) -> Iterator[Obj]:
+    """The items of a list, parsed one after the other: as Python values, a whole page takes ten times its bytes."""
+    text = str(items, "utf-8", "replace")
+    at, number, decode = 0, 0, json.JSONDecoder().raw_decode
+    try:
+        while at < len(text):
+            item, end = decode(text, at)
+            if text[end : end + 1] not in (",", ""):
+                raise ValueError
+            yield item
+            at, number = end + 1, number + 1
+    except (ValueError, RecursionError):
+        yield from parse(f'{{"items": [{text}]}}'.encode())["items"][number:]
+
+
+IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
+UNIQUE = ("uid", "resourceVersion")
+OUR_LABELS = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL, POD_INDEX_LABEL)
+POD_STATUS = ("phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses")
+READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def slim_milvus(milvus: Obj) -> Obj:
+    """What is read here of a Milvus."""
+    fields = {key: shared(milvus[key]) for key in ("spec", "status") if key in milvus}
+    return {"metadata": pick(milvus["metadata"], IDENTITY)} | fields
+
+
+def slim_pod(pod: Obj) -> Obj:
+    """What is read here of a pod, a fifth of it: all pods are in memory at once."""
+    metadata, owner = pick(pod["metadata"], IDENTITY), controller_of(pod)
+    annotations = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
+    metadata["labels"] = pick(labels_of(pod), OUR_LABELS)
+    metadata["annotations"] = one_dict(*annotations.items())
+    if owner:
+        metadata["ownerReferences"] = [one_dict(*pick(owner, OWNER).items())]
+    return {
+        "metadata": metadata,
+        "status": READY_STATUS if is_ready(pod) else pick(pod.get("status") or {}, POD_STATUS),
+    }
+
+
+OWNER = ("apiVersion", "kind", "name", "uid", "controller")
+
+
+def pick(mapping: Obj, keys: Iterable[str]) -> Obj:
+    """These keys of a mapping, as far as it has them."""
+    there = {key: value for key in keys if (value := mapping.get(key)) is not None}
+    return {key: value if key in UNIQUE else shared(value) for key, value in there.items()}
+
+
+def shared(value: Any) -> Any:
+    """An equal value whose texts are in memory once, for most come a thousand times."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {sys.intern(key): shared(part) for key, part in value.items()}
+    return [shared(part) for part in value] if isinstance(value, list) else value
+
+
+@functools.lru_cache(maxsize=1024)
+def one_dict(*pairs: tuple[str, Any]) -> Obj:
+    """The dict of these pairs; the pods of a Milvus, which are listed one after the other, have one together."""
+    return dict(pairs)
 
 
 class Cluster:
@@ -903,24 +976,29 @@ class Cluster:
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
         self.namespaces = by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
         self.timeout, self.dry_run, self.server = timeout, dry_run, api.configuration.host
+        self.pages: dict[tuple[Resource, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
 
     def request(self, verb: str, resource: Resource, **arguments: Any) -> Obj:
-        """Send one request of the dynamic client and count it; returns the answer as a dict."""
+        """Send one request of the dynamic client; returns the answer as a dict."""
+        return parse(self.fetch(verb, resource, **arguments))
+
+    def fetch(self, verb: str, resource: Resource, **arguments: Any) -> bytes:
+        """Send one request of the dynamic client and count it; returns the body of the answer."""
         code = "error"
         try:
-            code, answer = self.send(getattr(resource, verb), **arguments)
-            return answer
+            code, body = self.send(getattr(resource, verb), **arguments)
+            return body
         except ApiError as error:
             code = str(error.code or code)
             raise
         finally:
             REQUESTS.labels("list" if verb == "get" and "name" not in arguments else verb, resource.name, code).inc()
 
-    def send(self, call: Callable[..., Any], **arguments: Any) -> tuple[str, Obj]:
-        """Returns the code and the answer."""
+    def send(self, call: Callable[..., Any], **arguments: Any) -> tuple[str, bytes]:
+        """Returns the code and the body of the answer."""
         try:
             response = call(serialize=False, _request_timeout=self.timeout, **arguments)
-            body = response.data
+            return str(response.status), response.data
         except ApiException as error:
             raise ApiError.of(error) from None
         except (urllib3.exceptions.HTTPError, ConfigException, OSError) as error:
@@ -931,10 +1009,6 @@ class Cluster:
             raise ApiError(0, re.sub(r"^\S*Connection\(.*?\): ", "", text)) from None
         except ValueError:  # its text may be the credentials
             raise ApiError(0, "the credentials have characters that no HTTP header can hold") from None
-        try:
-            return str(response.status), mapping(parse(body))
-        except ValueError:
-            raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
     def write(self, verb: str, resource: Resource, obj: Obj, **arguments: Any) -> Obj:
         """Send one request that changes an object, or with `dry_run` only asks whether it could."""
@@ -945,19 +1019,35 @@ class Cluster:
         return self.request(verb, resource, namespace=namespace_of(obj), **arguments)
 
     def list_all(
-        self, resource: Resource, namespace: str | None, heard: Callable[[], None], **selectors: str
-    ) -> Iterator[Obj]:
-        """All objects of a list, page by page; fails if any of its pages does. `heard` is called after each."""
-        token = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        heard: Callable[[], None],
+        slim: Callable[[Obj], Obj],
+        **selectors: str,
+    ) -> list[Obj]:
+        """All objects of a list, page by page; fails if any of its pages does. `heard` is called after each.
+
+        A page whose objects are, byte for byte, those of a page of the last time is not
+        parsed again: the same objects are returned. So a quiet pass costs less than parsing.
+        """
+        before, pages = self.pages.get((resource, namespace), {}), dict[bytes, list[Obj]]()
+        token, found = None, list[Obj]()
         while True:
-            page = self.request("get", resource, namespace=namespace, limit=PAGE, _continue=token, **selectors)
+            body = self.fetch("get", resource, namespace=namespace, limit=PAGE, _continue=token, **selectors)
+            heard()
+            page, items = split(body)
+            digest = hashlib.blake2b(items).digest()
             if not str(page.get("kind")).endswith("List"):
                 raise ApiError(0, "the answer is not a list: is this a Kubernetes API server?")
-            heard()
-            yield from page.get("items") or []
+            if digest not in before:
+                before[digest] = [slim(item) for item in items_of(items)]
+            pages[digest] = before[digest]
+            found += pages[digest]
             token = page["metadata"].get("continue")
             if not token:
-                return
+                self.pages[resource, namespace] = pages
+                return found
 
     def snapshot(self, namespace: str | None, heard: Callable[[], None]) -> tuple[list[Obj], list[Obj]]:
         """The pods that may be ours, and the Milvus resources.
@@ -966,8 +1056,8 @@ class Cluster:
         with, and a pod is never deleted for a wish that has changed since.
         """
         selector = f"{MANAGED_BY_LABEL}={MANAGER}"
-        found = [slim(pod) for pod in self.list_all(self.pods, namespace, heard, label_selector=selector)]
-        wanted = list(self.list_all(self.milvuses, namespace, heard))
+        found = self.list_all(self.pods, namespace, heard, slim_pod, label_selector=selector)
+        wanted = self.list_all(self.milvuses, namespace, heard, slim_milvus)
         if namespace and not found and not wanted:
             self.check_namespace(namespace)
         return found, wanted
@@ -992,7 +1082,7 @@ class Cluster:
             except ApiError as error:
                 if not error.is_taken:
                     raise
-        return slim(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
+        return slim_pod(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
         """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
@@ -1007,7 +1097,7 @@ class Cluster:
     def look(self, milvus: Obj, pod: Obj) -> Obj | None:
         """What holds the name: ours without its labels, one that is leaving, or somebody else's."""
         try:
-            return slim(self.request("get", self.pods, namespace=namespace_of(pod), name=name_of(pod)))
+            return slim_pod(self.request("get", self.pods, namespace=namespace_of(pod), name=name_of(pod)))
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -1043,7 +1133,7 @@ class Cluster:
 
     def patch_metadata(self, pod: Obj, metadata: Obj) -> Obj | None:
         same = {"uid": uid_of(pod), "resourceVersion": pod["metadata"]["resourceVersion"]}
-        return slim(self.write("patch", self.pods, pod, body={"metadata": same | metadata}))
+        return slim_pod(self.write("patch", self.pods, pod, body={"metadata": same | metadata}))
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         body = {"metadata": {"uid": uid_of(milvus)}, "status": status}
@@ -1056,8 +1146,8 @@ class Cluster:
 
     def serves_status(self) -> bool:
         """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
-        _, served = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
-        return any(resource["name"] == f"{PLURAL}/status" for resource in served.get("resources") or [])
+        _, body = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
+        return any(resource["name"] == f"{PLURAL}/status" for resource in parse(body).get("resources") or [])
 
     def write_event(self, event: Obj, name: str, count: int) -> str:
         """Count the event of that name once more, or create it if it has none or is gone; returns its name."""
@@ -1081,7 +1171,7 @@ class Stopped(BaseException):
     """SIGTERM or SIGINT came; raised wherever the main thread is, so that nothing delays it."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Backoff:
     """Waits of `first` seconds, then twice as long each time, up to `most`."""
 
@@ -1109,7 +1199,7 @@ class Story(NamedTuple):
     warning: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Memory:
     """What is known of a Milvus from one pass to the next. None of it is needed to be correct."""
 
@@ -1122,6 +1212,7 @@ class Memory:
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
+    settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
     no_status: float = 0  # when to try again to write its status
     said: Problem | None = None  # in the log and by an event
     state: str = "progressing"  # one of STATES
@@ -1151,14 +1242,22 @@ class Memory:
             self.refused.wait_longer(now)
 
 
+def versions_of(milvus: Obj, pods: Iterable[Obj]) -> tuple[str, ...]:
+    """What changes whenever anything about a Milvus or its pods does."""
+    return tuple(obj["metadata"]["resourceVersion"] for obj in (milvus, *pods))
+
+
 class Plan:
     """The work on one Milvus in one pass, with a view of its pods that the answers to its writes keep up to date."""
 
     ROUNDS = 4  # of deciding upon the outcome of the round before: adopt, then vet, then delete, then create
 
+    __slots__ = ("changed", "closed", "failure", "finished", "memory", "milvus", "pods", "rounds", "todo", "versions")
+
     def __init__(self, milvus: Obj, pods: Iterable[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
-        self.todo: deque[Action] = deque()
+        self.versions, memory.settled = versions_of(milvus, pods), ()
+        self.todo: list[Action] = []
         self.rounds = 0
         self.failure, memory.late = memory.late, None  # what ended the plan early, or one before it late
         self.changed: set[str] = set()  # pods that are not any more as they were listed
@@ -1175,7 +1274,7 @@ class Plan:
         if not self.todo and not self.memory.writing and not self.finished:
             self.todo.extend(self.decide())
             self.finished = not self.todo
-        return self.todo.popleft() if self.todo else None
+        return self.todo.pop(0) if self.todo else None
 
     def decide(self) -> list[Action]:
         """The writes of the next round, less what rests after a refusal."""
@@ -1218,7 +1317,7 @@ class Plan:
     def failed(self, action: Action, error: ApiError) -> None:
         """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
         if error.is_taken:
-            self.todo.appendleft(Action("look", action.pod, "its name is taken"))
+            self.todo.insert(0, Action("look", action.pod, "its name is taken"))
         elif error.code in (404, 409) and action.verb != "create":
             self.changed.add(name_of(action.pod))
         else:
@@ -1235,6 +1334,8 @@ class Plan:
         if not held and not self.failure:
             self.memory.refused.forget()
             self.memory.suspects.clear()
+            if self.rounds == 1 and not any(map(is_finished, self.pods.values())):  # those may rest after another
+                self.memory.settled = self.versions
         problem = held[min(held)] if held else self.failure  # the first of what rests, so that it stays the same
         status = status_of(self.milvus, self.pods.values(), problem, timestamp())
         reconciled = status["conditions"][1]
@@ -1289,19 +1390,19 @@ class Operator:
         # Daemons, for a request that hangs must not hold up the end; and some of them for the lists
         # alone, which writes that hang must not hold up either.
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        count = workers + min(len(self.scopes), workers)
-        self.threads = [threading.Thread(target=self.worker, daemon=True) for _ in range(count)]
-        for thread in self.threads:
-            thread.start()
+        self.lists: SimpleQueue[Job | None] = SimpleQueue()
+        self.queues = [self.jobs] * workers + [self.lists] * min(len(self.scopes), workers)
+        for queue in self.queues:
+            threading.Thread(target=self.worker, args=[queue], daemon=True).start()
 
-    def worker(self) -> None:
-        while job := self.jobs.get():
+    def worker(self, queue: SimpleQueue[Job | None]) -> None:
+        while job := queue.get():
             job()
 
     def close(self) -> None:
         """End the threads, as soon as their present requests end."""
-        for _ in self.threads:
-            self.jobs.put(None)
+        for queue in self.queues:
+            queue.put(None)
 
     def turn(self) -> None:
         self.turned = time.monotonic()
@@ -1328,6 +1429,7 @@ class Operator:
         """Make a pass whenever one is due, until Stopped."""
         while True:
             self.run_pass()
+            gc.collect()
             time.sleep(max(0, min(scope.due for scope in self.scopes) - time.monotonic()))
 
     def run_pass(self, once: bool = False) -> bool:
@@ -1343,7 +1445,7 @@ class Operator:
         due = [scope for scope in self.scopes if scope.due <= started]
         answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | ApiError]] = SimpleQueue()
         for scope in due:
-            self.jobs.put(functools.partial(self.list_scope, scope, answers))
+            self.lists.put(functools.partial(self.list_scope, scope, answers))
         for scope, answer in (answers.get() for _ in due):
             scope.due = started + self.interval
             try:
@@ -1393,9 +1495,11 @@ class Operator:
         for milvus in wanted:
             memory = scope.memories[uid_of(milvus)]
             if not is_ending(milvus) and not memory.writing:  # else what was listed of it may be old
-                memory.recall(milvus, now)
-                namespace = namespace_of(milvus)
-                yield Plan(milvus, index[namespace, uid_of(milvus)] + index[namespace, name_of(milvus)], memory)
+                place = namespace_of(milvus)
+                pods = index.get((place, uid_of(milvus)), []) + index.get((place, name_of(milvus)), [])
+                if memory.untold or memory.settled != versions_of(milvus, pods):
+                    memory.recall(milvus, now)
+                    yield Plan(milvus, pods, memory)
 
     def work(self, plans: list[Plan], deadline: float) -> None:
         """Carry out the plans side by side, until all is done or the deadline has come.
@@ -1515,7 +1619,10 @@ class Operator:
         now, namespace = time.monotonic(), namespace_of(plan.milvus)
         present = mapping(plan.milvus.get("status"))
         resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
-        if resting or all(present.get(key) == value for key, value in status.items()):
+        if all(present.get(key) == value for key, value in status.items()):
+            return
+        plan.memory.settled = ()
+        if resting:
             return
         if namespace in self.no_status:
             self.no_status[namespace] = now + 10  # one tries for all
@@ -1891,6 +1998,8 @@ def main(
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
     start_log(verbose, log_format)
+    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
+    gc.freeze()
     operator = None
     try:
         api, default = connect(kubeconfig, context, connections=2 * workers)

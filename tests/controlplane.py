@@ -192,7 +192,8 @@ class Supervisor:
         self.commands = commands()
         self.tokens = {user: secrets.token_hex(16) for user in USERS}
 
-    def start(self) -> None:
+    def start(self, nodes: bool) -> None:
+        """Start all; without nodes only etcd and kube-apiserver."""
         tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
         (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
         service_account_key(self.folder / "sa.key")
@@ -202,6 +203,8 @@ class Supervisor:
         for user in USERS:
             self.write_kubeconfig(user)
         self.kubectl("apply", "-f", "-", stdin=(HERE.parent / "crd.yaml").read_text())
+        if not nodes:
+            return
         self.start_others()  # after the CRD: the garbage collector looks for new kinds every 30 s only
         for number in range(NODES):
             self.kubectl("create", "-f", "-", stdin=node(number))
@@ -318,7 +321,7 @@ metadata:
 """
 
 
-def supervise() -> int:
+def supervise(nodes: bool) -> int:
     """Start, print the folder, and stop when the standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -329,7 +332,7 @@ def supervise() -> int:
             # The processes that end with their asker, also in the middle of the start.
             threading.Thread(target=end_with_asker, daemon=True).start()
             supervisor = Supervisor(Path(folder))
-            supervisor.start()
+            supervisor.start(nodes)
             print(folder, flush=True)
             signal.pause()
         except Unavailable as error:
@@ -354,12 +357,15 @@ def end_with_asker() -> None:
 
 
 class ControlPlane:
-    """A control plane, for as long as the `with` lasts. Raises Unavailable."""
+    """A control plane, for as long as the `with` lasts; without nodes nothing but the API. Raises Unavailable."""
+
+    def __init__(self, nodes: bool = True) -> None:
+        self.nodes = nodes
 
     def __enter__(self) -> ControlPlane:
         self.kubectl = commands()["kubectl"]  # builds with its progress on our screen
         self.supervisor = subprocess.Popen(
-            [sys.executable, str(HERE / "controlplane.py"), "supervise"],
+            [sys.executable, str(HERE / "controlplane.py"), "supervise" if self.nodes else "supervise-api"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self.supervisor.stdout
@@ -383,8 +389,8 @@ class ControlPlane:
 
 def main(arguments: list[str]) -> int:
     try:
-        if arguments == ["supervise"]:
-            return supervise()
+        if arguments in (["supervise"], ["supervise-api"]):
+            return supervise(nodes=arguments == ["supervise"])
         if arguments == ["build"]:
             commands()
             return 0
