@@ -7,7 +7,7 @@ BIN := .venv/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 
-.PHONY: help demo test lint install uninstall run image deploy undeploy clean
+.PHONY: help demo test lint bench install uninstall run image deploy undeploy clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -23,6 +23,10 @@ lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: .venv/bench ## the operator beside bare requests, kopf and ReplicaSets; into benchmarks/RESULTS.md
+	@$(BIN)/python tests/controlplane.py build
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 install: ## the CRD, into the cluster of the current kubeconfig
 	$(KUBECTL) apply -f crd.yaml
@@ -50,4 +54,9 @@ clean: ## remove the virtual environment and the caches of the tools
 	@test -x $(BIN)/python || { echo "making a virtual environment in .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing requirements.txt and tests/requirements.txt"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r tests/requirements.txt
+	@touch $@
+
+.venv/bench: .venv/ready benchmarks/requirements.txt
+	@echo "installing benchmarks/requirements.txt"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@

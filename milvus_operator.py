@@ -24,6 +24,7 @@ dicts of their JSON; an *ordinal* is the number at the end of a pod's name.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import hashlib
@@ -84,6 +85,7 @@ MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec, word for wo
 CONTAINER = "milvus"  # the container that runs Milvus
 DATA = "/var/lib/milvus"
 MAX_REPLICAS = 1000
+GRACE = 0.25  # seconds that a pass waits at its end for the writes under way: a Milvus with one sits out the next pass
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
@@ -227,7 +229,8 @@ def replicas_of(milvus: Obj) -> int:
     most of it before; the original CRD checks nothing but the types.
     """
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
-    image, text, pod = spec.get("image"), spec.get("milvusSpec"), spec.get("pod")
+    image, text, pod = spec.get("image"), spec.get("milvusSpec"), mapping(spec.get("pod"))
+    metadata = mapping(pod.get("metadata"))
     replicas = 1 if spec.get("replicas") is None else spec["replicas"]
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
         raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
@@ -237,12 +240,17 @@ def replicas_of(milvus: Obj) -> int:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}, not {short(replicas)}")
     if text is not None and not isinstance(text, str):
         raise Invalid("spec.milvusSpec must be text")
-    if pod is not None and deeper_than(MAX_POD_DEPTH, pod):
+    if pod and deeper_than(MAX_POD_DEPTH, pod):
         raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
-    for path in ("storage", "pod", "pod.spec", "pod.metadata", "pod.metadata.labels", "pod.metadata.annotations"):
-        value: Any = spec
-        for key in path.split("."):
-            value = mapping(value).get(key)
+    mappings = {
+        "storage": spec.get("storage"),
+        "pod": spec.get("pod"),
+        "pod.spec": pod.get("spec"),
+        "pod.metadata": pod.get("metadata"),
+        "pod.metadata.labels": metadata.get("labels"),
+        "pod.metadata.annotations": metadata.get("annotations"),
+    }
+    for path, value in mappings.items():
         if value is not None and not isinstance(value, dict):
             raise Invalid(f"spec.{path} must be a mapping, not {short(value)}")
     settings_of(milvus)
@@ -566,12 +574,18 @@ RIGHTS = {  # that an action of this kind needs, and proves
 class Action(NamedTuple):
     """One write: what to do (a key of DONE, or `vet`), the pod that it is about, and why.
 
-    To vet a pod is to ask the API server whether it would accept it.
+    To vet a pod is to ask the API server whether it would accept it as it would be made now.
+    A pod to be created is only a name here; what is in it, new_pod() says when its turn comes.
     """
 
     verb: str
     pod: Obj
     reason: str
+
+
+def name_only(milvus: Obj, ordinal: int) -> Obj:
+    """The pod of this ordinal, which is not there yet."""
+    return {"metadata": {"name": pod_name(milvus, ordinal), "namespace": namespace_of(milvus)}}
 
 
 def decide(
@@ -595,7 +609,7 @@ def decide(
         pod = mine.get(ordinal)
         if pod is None:
             if pod_name(milvus, ordinal) not in taken:
-                others.append(Action("create", new_pod(milvus, ordinal), "missing"))
+                others.append(Action("create", name_only(milvus, ordinal), "missing"))
         elif is_finished(pod) and not is_ending(pod):
             stale = template_hash_of(pod) != fingerprint
             if replace or stale:
@@ -607,7 +621,7 @@ def decide(
     if deletes and any(is_ready(step.pod) for step in steps):
         steps = []  # one thing after the other: no Ready pod goes with those that are surplus
     if steps and not vetted:
-        steps = [Action("vet", new_pod(milvus, ordinal_of(milvus, steps[0].pod) or 0), "the template has changed")]
+        steps = [Action("vet", steps[0].pod, "the template has changed")]
     return deletes + steps + others
 
 
@@ -687,8 +701,8 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
     there = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
     try:
         ready, words = readiness(milvus, mine, problem)
-        reconciled = problem or reconciliation(milvus)
-        updated = sum(template_hash_of(pod) == template_hash(milvus) for pod in there)
+        reconciled, fingerprint = problem or reconciliation(milvus), template_hash(milvus)
+        updated = sum(template_hash_of(pod) == fingerprint for pod in there)
     except Invalid as error:
         ready, words, updated = False, Problem(INVALID, str(error)), 0
         problem = reconciled = words
@@ -1076,6 +1090,7 @@ class Cluster:
 
     def create(self, milvus: Obj, pod: Obj) -> Obj | None:
         """With storage its claim comes first: no claim, no pod."""
+        pod = new_pod(milvus, ordinal_of(milvus, pod) or 0)
         if claim := new_claim(milvus, pod):
             try:
                 self.write("create", self.claims, claim, body=claim)
@@ -1086,9 +1101,9 @@ class Cluster:
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
         """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
-        place, options = namespace_of(pod), {"dry_run": "All", "query_params": [STRICT]}
+        body, options = new_pod(milvus, ordinal_of(milvus, pod) or 0), {"dry_run": "All", "query_params": [STRICT]}
         try:
-            self.request("create", self.pods, namespace=place, body=pod, **options)
+            self.request("create", self.pods, namespace=namespace_of(pod), body=body, **options)
         except ApiError as error:
             if not error.is_taken and error.problem("create").reason != QUOTA_EXCEEDED:
                 raise
@@ -1307,8 +1322,9 @@ class Plan:
         if pod:
             self.pods[name_of(pod)] = pod
         if action.verb in DONE:
-            surplus = (ordinal_of(self.milvus, action.pod) or 0) >= replicas_of(self.milvus)
-            reason = "Replaced" if action.verb == "delete" and not surplus else DONE[action.verb].capitalize()
+            reason = DONE[action.verb].capitalize()
+            if action.verb == "delete" and (ordinal_of(self.milvus, action.pod) or 0) < replicas_of(self.milvus):
+                reason = "Replaced"
             untold = self.memory.untold
             untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
             if len(untold) > 20:
@@ -1527,13 +1543,13 @@ class Operator:
                     break
             now = time.monotonic()
             full = self.running >= self.workers and (self.queue or self.closing)  # with writes of an earlier pass
-            if now >= deadline or not (self.pending or full):
+            if now >= deadline + GRACE or not (self.pending or (full and now < deadline)):
                 break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
                 log.info("writing: %s so far, %d Milvus to go", self.counted(), len({*self.queue, *self.closing}))
             try:
-                self.record(*self.results.get(timeout=min(deadline - now, 5)))
+                self.record(*self.results.get(timeout=min(deadline + GRACE - now, 5)))
             except Empty:
                 continue
         for plan in plans:
@@ -1872,6 +1888,8 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             contexts, current = kubeconfig_loader.list_kube_config_contexts(files)
             chosen = next(c for c in contexts if c["name"] == context) if context else current
             check(settings)
+            if refresh := settings.refresh_api_key_hook:
+                settings.refresh_api_key_hook = sparingly(refresh)
             return ApiClient(settings), chosen["context"].get("namespace") or "default"
         if in_pod:
             kubeconfig_loader.load_incluster_config(settings)
@@ -1884,6 +1902,21 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
         source = files if not in_pod else f"{files} or {SERVICE_ACCOUNT}"
         raise Unusable(f"cannot use {source}: {text}; `kubectl config get-contexts` shows what is there") from None
     raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
+
+
+def sparingly(refresh: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
+    """Renew the credentials of a kubeconfig once a second at most: before each request, that is a tenth of its cost."""
+    due = 0.0
+
+    def refresh_when_due(settings: Configuration) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + 1
+            refresh(
+                copy.copy(settings)
+            )  # it changes the token in `api_key`, which both share, and the hook, which is ours
+
+    return refresh_when_due
 
 
 def read_token(settings: Configuration) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from conftest import TOP, Command, Kube, eventually, kubeconfig
 from wire import Handler, Wire
 
@@ -433,3 +434,26 @@ def test_the_package_is_one_module_that_imports_without_a_cluster() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, env=dict(os.environ))
     assert done.stdout == "True True\n"
     assert isinstance(mo.main, click.Command)
+
+
+def test_a_token_that_expires_is_renewed_by_its_plugin(kube: Kube, command: Start, tmp_path: Path) -> None:
+    """As EKS, GKE and OIDC logins do: the kubeconfig names a command that prints a token for a short while."""
+    content = yaml.safe_load(kube.plane.kubeconfig().read_text())
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": content["users"][0]["user"]["token"], "expirationTimestamp": "2020-01-01T00:00:00Z"},
+    }
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\necho once more >> {tmp_path}/calls\ncat <<'END'\n{json.dumps(credential)}\nEND\n")
+    plugin.chmod(0o755)
+    run = {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}
+    content["users"][0]["user"] = {"exec": run}
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    kube.create(replicas=20)
+    process = command("--kubeconfig", str(tmp_path / "config"), "--interval", "0.5")
+    eventually(lambda: len(kube.names()) == 20)
+    before = len((tmp_path / "calls").read_text().splitlines())
+    assert before < 15, "it is not asked for each request"
+    eventually(lambda: len((tmp_path / "calls").read_text().splitlines()) >= before + 2)
+    assert process.stop() == 0

@@ -34,6 +34,7 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
         "demo",
         "test",
         "lint",
+        "bench",
         "install",
         "uninstall",
         "run",

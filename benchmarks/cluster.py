@@ -1,0 +1,105 @@
+"""The benchmark's own hands on the cluster: plain urllib3, many writes at once, nothing of the operator's loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import urllib3
+
+import milvus_operator as mo
+
+Obj = dict[str, Any]
+THREADS = 16
+PAGE = 500
+IMAGE = "milvusdb/milvus:v2.6.4"
+MERGE = "application/merge-patch+json"
+SETTINGS = "proxy:\n  maxNameLength: 255\ncommon:\n  storageType: local\nlog: {level: info}\n"
+
+
+def milvus(name: str, replicas: int = 3, **spec: Any) -> Obj:
+    """A Milvus as people write them."""
+    wanted = {"image": IMAGE, "replicas": replicas, "milvusSpec": SETTINGS} | spec
+    return {"apiVersion": mo.API_VERSION, "kind": mo.KIND, "metadata": {"name": name}, "spec": wanted}
+
+
+class Hands:
+    """Requests as an administrator, on THREADS connections that stay open."""
+
+    def __init__(self, server: str, authority: str, token: str) -> None:
+        self.server, self.authority, self.token = server, authority, token
+        self.http = urllib3.PoolManager(ca_certs=authority, maxsize=THREADS, retries=False)
+        self.threads = ThreadPoolExecutor(THREADS)
+
+    def send(self, method: str, path: str, body: Obj | None = None, kind: str = "application/json") -> Obj:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind, "User-Agent": "bench"}
+        content = json.dumps(body).encode() if body is not None else None
+        answer = self.http.request(method, self.server + path, body=content, headers=headers)
+        if answer.status >= 400 and answer.status not in (404, 409):
+            raise RuntimeError(f"{method} {path}: {answer.status} {answer.data[:300]!r}")
+        return json.loads(answer.data)  # type: ignore[no-any-return]
+
+    def each(self, call: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
+        """The answers of call(thing) for all things, THREADS at a time."""
+        return list(self.threads.map(call, things))
+
+    def pages(self, path: str) -> Iterator[Obj]:
+        token = ""
+        while True:
+            page = self.send("GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}&continue={token}")
+            yield page
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return
+
+    def items(self, path: str) -> list[Obj]:
+        return [item for page in self.pages(path) for item in page["items"]]
+
+    def namespace(self, name: str) -> None:
+        """A new namespace, with the service account that kube-controller-manager would make."""
+        self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self.send("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+
+    def create_milvuses(self, namespace: str, count: int, **spec: Any) -> list[Obj]:
+        bodies = [milvus(f"mv{number:05}", **spec) for number in range(count)]
+        return self.each(lambda body: self.send("POST", milvuses_path(namespace), body), bodies)
+
+    def pod_bodies(self, milvuses: list[Obj]) -> list[Obj]:
+        return [mo.new_pod(one, ordinal) for one in milvuses for ordinal in range(one["spec"]["replicas"])]
+
+    def create_pods(self, pods: list[Obj]) -> None:
+        self.each(lambda body: self.send("POST", pods_path(body["metadata"]["namespace"]), body), pods)
+
+    def delete_pods(self, namespace: str, names: Iterable[str]) -> None:
+        self.each(lambda name: self.send("DELETE", f"{pods_path(namespace)}/{name}"), names)
+
+    def make_ready(self, namespace: str) -> None:
+        """What kubelets do: each pod's status, as kwok writes it."""
+        now = mo.timestamp()
+        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now}
+                      for kind in ("PodScheduled", "Initialized", "Ready", "ContainersReady")]  # fmt: skip
+
+        def write(pod: Obj) -> None:
+            container = {"name": mo.CONTAINER, "image": IMAGE, "imageID": "", "ready": True, "started": True,
+                         "restartCount": 0, "state": {"running": {"startedAt": now}}}  # fmt: skip
+            status = {"phase": "Running", "startTime": now, "podIP": "10.0.0.1", "conditions": conditions,
+                      "containerStatuses": [container]}  # fmt: skip
+            path = f"{pods_path(namespace)}/{mo.name_of(pod)}/status"
+            self.send("PATCH", path, {"status": status}, "application/merge-patch+json")
+
+        self.each(write, self.items(pods_path(namespace)))
+
+    def clear(self, namespace: str) -> None:
+        """Delete the pods and the Milvus resources of a namespace at once."""
+        for path in (milvuses_path(namespace), pods_path(namespace)):
+            self.send("DELETE", path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+
+
+def pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def milvuses_path(namespace: str) -> str:
+    return f"/apis/{mo.API_VERSION}/namespaces/{namespace}/{mo.PLURAL}"

@@ -1,0 +1,32 @@
+"""The floor that a pass is measured against: the two lists in pages of 500, read and parsed, and nothing else.
+
+    python floor.py SERVER AUTHORITY TOKEN NAMESPACE PASSES [SECONDS between two of them]
+
+Prints the CPU seconds of each pass.
+"""
+
+import json
+import sys
+import time
+
+import urllib3
+
+server, authority, token, namespace, passes, *pause = sys.argv[1:]
+http = urllib3.PoolManager(ca_certs=authority, retries=False)
+paths = (
+    f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmilvus-operator&",
+    f"/apis/zilliz.com/v1/namespaces/{namespace}/milvuses?",
+)
+for _ in range(int(passes)):
+    started = time.process_time()
+    lists = []
+    for path in paths:
+        more: str | None = ""
+        while more is not None:
+            url = f"{server}{path}limit=500&continue={more}"
+            answer = http.request("GET", url, headers={"Authorization": f"Bearer {token}"})
+            page = json.loads(answer.data)
+            lists += page["items"]
+            more = page["metadata"].get("continue") or None
+    print(f"{time.process_time() - started:.4f}", flush=True)
+    time.sleep(float(pause[0]) if pause else 0)
