@@ -13,7 +13,8 @@ It polls. Every few seconds it makes one pass:
 4. write that with a few workers, round robin, so that no Milvus waits for another;
 5. wait for the next pass.
 
-Nothing is kept between passes but back-off times. Names are fixed, every delete carries a
+Nothing is kept between passes but back-off times, and the last lists so that what has not
+changed is not parsed and decided again. Names are fixed, every delete carries a
 UID and every decision starts from fresh lists, so a write that is lost, repeated or made by
 a second copy of the operator does no harm.
 
@@ -897,10 +898,11 @@ def shallow(body: bytes) -> bytes:
 def parse(body: bytes) -> Obj:
     """The JSON object as a dict. One object nested too deeply for Python must not hide all others of its list."""
     try:
-        return mapping(json.loads(body))
-    except RecursionError:
-        return mapping(json.loads(shallow(body)))
-    except ValueError:
+        try:
+            return mapping(json.loads(body))
+        except RecursionError:
+            return mapping(json.loads(shallow(body)))
+    except (ValueError, RecursionError):
         raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
 
@@ -914,8 +916,8 @@ def split(body: bytes) -> tuple[Obj, memoryview]:
         return page, memoryview(json.dumps(page.get("items") or []).encode())[1:-1]
 
 
-def items_of(items: memoryview) -> Iterator[Obj]:
-    """The items of a list, parsed one after the other: as Python values, a whole page takes ten times its bytes."""
+def items_of(items: memoryview, slim: Callable[[Obj], Obj]) -> Iterator[Obj]:
+    """What slim() keeps of the items of a list, parsed one by one: a whole page takes ten times its bytes."""
     text = str(items, "utf-8", "replace")
     at, number, decode = 0, 0, json.JSONDecoder().raw_decode
     try:
@@ -923,14 +925,14 @@ def items_of(items: memoryview) -> Iterator[Obj]:
             item, end = decode(text, at)
             if text[end : end + 1] not in (",", ""):
                 raise ValueError
-            yield item
+            yield slim(item)
             at, number = end + 1, number + 1
-    except (ValueError, RecursionError):
-        yield from parse(f'{{"items": [{text}]}}'.encode())["items"][number:]
+    except (ValueError, RecursionError):  # not as the API server writes it, or an item that is nested too deeply
+        yield from map(slim, parse(shallow(b'{"items":[%b]}' % bytes(items)))["items"][number:])
 
 
 IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
-UNIQUE = ("uid", "resourceVersion")
+OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 OUR_LABELS = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL, POD_INDEX_LABEL)
 POD_STATUS = ("phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses")
 READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -956,22 +958,24 @@ def slim_pod(pod: Obj) -> Obj:
     }
 
 
-OWNER = ("apiVersion", "kind", "name", "uid", "controller")
-
-
 def pick(mapping: Obj, keys: Iterable[str]) -> Obj:
     """These keys of a mapping, as far as it has them."""
-    there = {key: value for key in keys if (value := mapping.get(key)) is not None}
-    return {key: value if key in UNIQUE else shared(value) for key, value in there.items()}
+    return {key: shared(value) for key in keys if (value := mapping.get(key)) is not None}
 
 
 def shared(value: Any) -> Any:
     """An equal value whose texts are in memory once, for most come a thousand times."""
     if isinstance(value, str):
-        return sys.intern(value)
+        return one_text(value) if len(value) < 100 else value
     if isinstance(value, dict):
-        return {sys.intern(key): shared(part) for key, part in value.items()}
+        return {one_text(key): shared(part) for key, part in value.items()}
     return [shared(part) for part in value] if isinstance(value, list) else value
+
+
+@functools.lru_cache(maxsize=8192)
+def one_text(text: str) -> str:
+    """The first of equal texts. (What sys.intern() keeps, some versions of Python keep for ever.)"""
+    return text
 
 
 @functools.lru_cache(maxsize=1024)
@@ -1054,9 +1058,7 @@ class Cluster:
             digest = hashlib.blake2b(items).digest()
             if not str(page.get("kind")).endswith("List"):
                 raise ApiError(0, "the answer is not a list: is this a Kubernetes API server?")
-            if digest not in before:
-                before[digest] = [slim(item) for item in items_of(items)]
-            pages[digest] = before[digest]
+            pages[digest] = before[digest] if digest in before else list(items_of(items, slim))
             found += pages[digest]
             token = page["metadata"].get("continue")
             if not token:
@@ -1257,7 +1259,7 @@ class Memory:
             self.refused.wait_longer(now)
 
 
-def versions_of(milvus: Obj, pods: Iterable[Obj]) -> tuple[str, ...]:
+def versions_of(milvus: Obj, pods: Collection[Obj]) -> tuple[str, ...]:
     """What changes whenever anything about a Milvus or its pods does."""
     return tuple(obj["metadata"]["resourceVersion"] for obj in (milvus, *pods))
 
@@ -1269,7 +1271,7 @@ class Plan:
 
     __slots__ = ("changed", "closed", "failure", "finished", "memory", "milvus", "pods", "rounds", "todo", "versions")
 
-    def __init__(self, milvus: Obj, pods: Iterable[Obj], memory: Memory) -> None:
+    def __init__(self, milvus: Obj, pods: Collection[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
         self.versions, memory.settled = versions_of(milvus, pods), ()
         self.todo: list[Action] = []
@@ -1350,8 +1352,6 @@ class Plan:
         if not held and not self.failure:
             self.memory.refused.forget()
             self.memory.suspects.clear()
-            if self.rounds == 1 and not any(map(is_finished, self.pods.values())):  # those may rest after another
-                self.memory.settled = self.versions
         problem = held[min(held)] if held else self.failure  # the first of what rests, so that it stays the same
         status = status_of(self.milvus, self.pods.values(), problem, timestamp())
         reconciled = status["conditions"][1]
@@ -1400,7 +1400,8 @@ class Operator:
         self.closing: deque[Plan] = deque()  # those that are done with their pods, and whose status is to be written
         self.telling: deque[Plan] = deque()  # and their events
         self.number = 0  # of this pass
-        self.running = 0  # requests under way
+        self.sent = 0  # requests so far
+        self.running = 0  # those under way
         self.pending = 0  # those of this pass
         self.results: SimpleQueue[tuple[int, Outcome, Any, ApiError | None]] = SimpleQueue()
         # Daemons, for a request that hangs must not hold up the end; and some of them for the lists
@@ -1523,20 +1524,20 @@ class Operator:
         Round robin with the slow start of the ReplicaSet controller: a plan begins with one
         write, each success frees two more, a failure none. So nobody waits for a Milvus with
         much to do, and one whose writes are refused costs one request. Statuses come after
-        the pods, but have a fifth of the time for themselves; events come last.
+        the pods, but for one write in ten; events come last.
         """
         told = now = time.monotonic()
-        half, share = max(1, self.workers // 2), now + (deadline - now) * 0.8
+        half = max(1, self.workers // 2)
         self.number, self.pending, self.queue = self.number + 1, 0, deque(plans)
         self.closing.clear()
         self.telling.clear()
         while True:
             self.turn()
             while self.running < self.workers and time.monotonic() < deadline:
-                if self.queue and (time.monotonic() < share or not self.closing):
-                    self.go_on(self.queue.popleft())
-                elif self.closing:
+                if self.closing and (not self.queue or self.sent % 10 == 0):
                     self.close_plan(self.closing.popleft())
+                elif self.queue:
+                    self.go_on(self.queue.popleft())
                 elif self.telling and self.running < half:  # events that hang must not hold up pods
                     self.tell_event(self.telling.popleft())
                 else:
@@ -1547,11 +1548,18 @@ class Operator:
                 break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
+                gc.collect()
                 log.info("writing: %s so far, %d Milvus to go", self.counted(), len({*self.queue, *self.closing}))
             try:
                 self.record(*self.results.get(timeout=min(deadline + GRACE - now, 5)))
             except Empty:
                 continue
+        self.end(plans)
+
+    def end(self, plans: list[Plan]) -> None:
+        """Leave what is not done, and the failures that are not told yet, to the next pass."""
+        for plan in (*(plan for plan in self.queue if not plan.closed), *self.closing):
+            plan.memory.late = plan.failure
         for plan in plans:
             plan.stop()
 
@@ -1573,6 +1581,7 @@ class Operator:
 
     def start(self, job: Job, outcome: Outcome) -> None:
         """Have a worker do the job; the main thread is told of its outcome."""
+        self.sent += 1
         self.running += 1
         self.pending += 1
         self.jobs.put(functools.partial(self.attempt, self.number, job, outcome))
@@ -1636,8 +1645,10 @@ class Operator:
         present = mapping(plan.milvus.get("status"))
         resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
         if all(present.get(key) == value for key, value in status.items()):
+            waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
+            if plan.rounds == 1 and reconciled["status"] == "True" and not waits:
+                plan.memory.settled = plan.versions
             return
-        plan.memory.settled = ()
         if resting:
             return
         if namespace in self.no_status:
@@ -1912,9 +1923,8 @@ def sparingly(refresh: Callable[[Configuration], None]) -> Callable[[Configurati
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 1
-            refresh(
-                copy.copy(settings)
-            )  # it changes the token in `api_key`, which both share, and the hook, which is ours
+            # In the copy it sets itself as the hook again; `api_key`, where it sets the token, both share.
+            refresh(copy.copy(settings))
 
     return refresh_when_due
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Kube, eventually, new_operator, settle
-from wire import Wire
+from wire import Handler, Wire
 
 import milvus_operator as mo
 
@@ -38,14 +38,14 @@ def written(page: Any, **style: Any) -> bytes:
 def test_a_list_is_read_however_it_is_written(body: bytes) -> None:
     page, items = mo.split(body)
     assert (page["kind"], page["metadata"]) == ("PodList", META)
-    assert list(mo.items_of(items)) == ITEMS
+    assert list(mo.items_of(items, dict)) == ITEMS
 
 
 @pytest.mark.parametrize("items", ["[]", "null"])
 def test_an_empty_list(items: str) -> None:
     page, found = mo.split(b'{"kind":"PodList","metadata":{},"items":' + items.encode() + b"}")
     assert page["kind"] == "PodList"
-    assert list(mo.items_of(found)) == []
+    assert list(mo.items_of(found, dict)) == []
 
 
 @pytest.mark.parametrize("cut", range(1, 150, 7))
@@ -64,10 +64,14 @@ def test_what_is_no_object_is_no_list(body: bytes) -> None:
     assert "kind" not in page
 
 
-def test_an_item_that_is_nested_too_deeply_hides_no_other() -> None:
-    deep = '{"a":' * 50_000 + "1" + "}" * 50_000
-    found = list(mo.items_of(memoryview(f'{{"n":1}},{{"n":2,"deep":{deep}}},{{"n":3}}'.encode())))
-    assert [item["n"] for item in found] == [1, 2, 3]
+@pytest.mark.parametrize("levels", [100, 190, 400, 600, 900, 980, 3000, 50_000])
+def test_an_item_that_is_nested_too_deeply_hides_no_other(levels: int) -> None:
+    deep = '{"a":' * levels + "1" + "}" * levels
+    item = '{"metadata":{"name":"%s","uid":"u","resourceVersion":"1"},"spec":{"pod":%s}}'
+    items = ",".join([item % ("a", "1"), item % ("b", deep), item % ("c", "1")]).encode()
+    found = list(mo.items_of(memoryview(items), mo.slim_milvus))
+    assert [mo.name_of(one) for one in found] == ["a", "b", "c"]
+    assert mo.deeper_than(mo.MAX_POD_DEPTH, found[1]["spec"]["pod"]) == (levels > mo.MAX_POD_DEPTH)
 
 
 def test_what_the_decisions_read_of_a_pod_is_kept(kube: Kube, operator: mo.Operator) -> None:
@@ -93,8 +97,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     names: list[str] = []
     real = mo.items_of
 
-    def items_of(items: memoryview) -> Any:
-        for item in real(items):
+    def items_of(items: memoryview, slim: Callable[[Obj], Obj]) -> Any:
+        for item in real(items, slim):
             names.append(mo.name_of(item))
             yield item
 
@@ -177,6 +181,74 @@ def test_writes_under_way_at_the_end_of_a_pass_are_waited_for(kube: Kube, wire: 
     )
     operator.work([mo.Plan(milvus, [], memory)], time.monotonic() + 0.001)
     assert (memory.writing, kube.names()) == (0, ["x-0"])
+
+
+def test_a_failure_at_the_end_of_a_pass_is_told_by_the_next(kube: Kube, wire: Wire) -> None:
+    """As of a webhook that takes as long as the interval: each of its failures comes when the pass is over."""
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        slow = verb == "POST" and "/pods" in path
+        if slow:
+            time.sleep(0.1)
+            handler.answer(500, b'{"kind":"Status","message":"the webhook is slow"}')
+        return slow
+
+    wire.fault = fault
+    operator = new_operator(kube, server=wire.url)
+    kube.create()
+
+    def one_pass() -> None:
+        found, wanted = operator.cluster.snapshot(kube.ns, operator.turn)
+        operator.work(list(operator.plans(operator.scopes[0], found, wanted)), time.monotonic() + 0.05)
+        operator.drain(1)
+
+    one_pass()
+    one_pass()
+    assert kube.condition("Reconciled")["message"] == "the webhook is slow"
+
+
+def test_an_invalid_milvus_at_rest_fails_every_once(kube: Kube, operator: mo.Operator) -> None:
+    kube.create(milvusSpec="proxy.port: 1")
+    assert not operator.run_once()
+    assert not operator.run_once()
+
+
+def test_a_list_that_fails_half_way_again_and_again_keeps_nothing(
+    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mo, "PAGE", 1)
+    operator = new_operator(kube, server=wire.url)
+    kube.create("a")
+    kube.create("b")
+    settle(operator)
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        expired = verb == "GET" and "milvuses" in path and "continue=" in path
+        if expired:
+            handler.answer(410, b'{"kind":"Status","reason":"Expired"}')
+        return expired
+
+    wire.fault = fault
+    kept = sum(len(pages) for pages in operator.cluster.pages.values())
+    for replicas in range(2, 7):
+        kube.change("a", replicas=replicas)
+        assert not operator.run_pass(once=True)
+    assert sum(len(pages) for pages in operator.cluster.pages.values()) <= kept + 1
+    assert kube.names() == ["a-0", "b-0"], "half a list is no list"
+
+
+@pytest.mark.parametrize("levels", [600, 950])
+def test_a_milvus_nested_deeply_is_invalid_and_harms_nobody(kube: Kube, operator: mo.Operator, levels: int) -> None:
+    """Deep enough for what is done with the parsed object, not for the parser."""
+    deep = '{"spec":' * levels + "{}" + "}" * levels
+    spec = f'{{"image":"i","pod":{deep}}}'
+    body = f'{{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{{"name":"deep"}},"spec":{spec}}}'
+    kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+    kube.create()
+    settle(operator)
+    assert kube.names() == ["x-0"]
+    said = kube.kubectl("get", "mi", "deep", "-o", "jsonpath={.status.conditions[1].message}")
+    assert said == "spec.pod is nested more than 100 levels deep"
 
 
 def test_nothing_that_a_pass_made_outlives_the_next_collection(kube: Kube, operator: mo.Operator) -> None:
