@@ -643,6 +643,7 @@ def pictures(bench: Bench) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
         figure.savefig(HERE / f"{kind}.svg", metadata={"Date": None})
+        pyplot.close(figure)
 
 
 def main(chosen: list[str]) -> int:
