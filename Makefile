@@ -3,11 +3,12 @@ PYTHON ?= python3
 KUBECTL ?= kubectl
 WAIT ?= auto
 PYTEST_ARGS ?=
+MINUTES ?= 60
 BIN := .venv/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 
-.PHONY: help demo test lint bench install uninstall run image deploy undeploy clean
+.PHONY: help demo test lint bench soak install uninstall run image deploy undeploy clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -27,6 +28,10 @@ lint: .venv/ready ## ruff and mypy
 bench: .venv/bench ## the operator beside bare requests, kopf and ReplicaSets; into benchmarks/RESULTS.md
 	@$(BIN)/python tests/controlplane.py build
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+soak: .venv/ready ## an hour of changes and faults, into tests/SOAK.md (MINUTES=5 for a short one)
+	@$(BIN)/python tests/controlplane.py build
+	PYTHONPATH=. $(BIN)/python tests/soak.py $(MINUTES)
 
 install: ## the CRD, into the cluster of the current kubeconfig
 	$(KUBECTL) apply -f crd.yaml

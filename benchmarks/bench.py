@@ -630,10 +630,12 @@ def pictures(bench: Bench) -> None:
     from matplotlib import pyplot
 
     for kind, label in {"cpu": "CPU seconds of a quiet pass", "memory": "peak memory, MiB"}.items():
+        curves = {name: curve for name, curve in bench.curves.items() if name.startswith(f"{kind} ")}
+        if not curves:
+            continue
         figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-        for name, curve in bench.curves.items():
-            if name.startswith(f"{kind} "):
-                axes.plot(list(curve), list(curve.values()), marker="o", label=name.removeprefix(f"{kind} "))
+        for name, curve in curves.items():
+            axes.plot(list(curve), list(curve.values()), marker="o", label=name.removeprefix(f"{kind} "))
         axes.set(xscale="log", xlabel="Milvus resources of three pods each", ylabel=label)
         if kind == "cpu":
             axes.set(yscale="log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,14 +37,19 @@ spec:
 """
 
 
-def eventually(check: Callable[[], Any], seconds: float = 20) -> Any:
+def eventually(check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()) -> Any:
     """Wait until check() is true and return what it returned; its last answer is in the failure."""
-    end = time.monotonic() + seconds
+    end, failure = time.monotonic() + seconds, None
     while True:
-        answer = check()
+        try:
+            answer = check()
+        except ignoring as error:
+            answer, failure = None, error
+        else:
+            failure = answer
         if answer:
             return answer
-        assert time.monotonic() < end, f"not within {seconds} s: {answer!r}"
+        assert time.monotonic() < end, f"not within {seconds} s: {failure!r}"
         time.sleep(0.05)
 
 
@@ -190,6 +196,12 @@ def served(kube: Kube) -> bool:
 @pytest.fixture
 def kube(plane: ControlPlane) -> Iterator[Kube]:
     """A namespace of its own for each test."""
+    with new_namespace(plane) as kube:
+        yield kube
+
+
+@contextlib.contextmanager
+def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     admin = mo.by_gvr(client(plane), "", "v1", "Namespace", "namespaces", namespaced=False)
     namespace = admin.create(body={"metadata": {"generateName": "test-"}}).metadata.name
     accounts = mo.by_gvr(client(plane), "", "v1", "ServiceAccount", "serviceaccounts")
@@ -222,15 +234,53 @@ def operator(kube: Kube) -> mo.Operator:
 def new_operator(
     kube: Kube, server: str | None = None, token: str | None = None, timeout: float = 10, **options: Any
 ) -> mo.Operator:
-    cluster = mo.Cluster(client(kube.plane, server, token), timeout, options.pop("dry_run", False))
+    api = client(kube.plane, server, token)
+    api.user_agent = f"{mo.MANAGER}/test"
+    cluster = mo.Cluster(api, timeout, options.pop("dry_run", False))
     return ImpatientOperator(cluster, options.pop("namespaces", [kube.ns]), interval=5, workers=16)
 
 
 @pytest.fixture
 def wire(plane: ControlPlane) -> Iterator[Wire]:
-    wire = Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"))
+    wire = new_wire(plane)
     yield wire
     wire.close()
+
+
+def new_wire(plane: ControlPlane) -> Wire:
+    return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"))
+
+
+def original_crd(**spec: Any) -> Obj:
+    """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
+    fields = {"milvusSpec": {"type": "string"}, "image": {"type": "string"}, "replicas": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"spec": spec or {"type": "object", "properties": fields}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "milvuses.zilliz.com"},
+        "spec": {
+            "group": "zilliz.com",
+            "scope": "Namespaced",
+            "names": {"plural": "milvuses", "singular": "milvus", "kind": "Milvus", "shortNames": ["mi"]},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+@pytest.fixture
+def other_crd(kube: Kube) -> Any:
+    """Replaces the CRD for one test; takes the new one and waits until it is in force."""
+    ours = yaml.safe_load((TOP / "crd.yaml").read_text())
+
+    def replace(crd: Obj) -> None:
+        kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
+        has_status = "subresources" in crd["spec"]["versions"][0]
+        eventually(lambda: ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1")) == has_status)
+        time.sleep(1)  # the handler follows discovery
+
+    yield replace
+    replace(ours)
 
 
 def settle(operator: mo.Operator, passes: int = 40) -> None:
@@ -246,11 +296,11 @@ def settle(operator: mo.Operator, passes: int = 40) -> None:
 class Command:
     """`python milvus_operator.py` as a process."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE) -> None:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "MILVUS"))}
         self.process = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=stderr, text=True,
             env=clean | {"HOME": "/nonexistent"} | (env or {}),
         )  # fmt: skip
         self.log = ""
@@ -273,6 +323,10 @@ class Command:
         self.process.send_signal(signum)
         return self.end()
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
 
 @pytest.fixture
 def command(kube: Kube) -> Iterator[Callable[..., Command]]:
@@ -289,8 +343,7 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
 
     yield start
     for process in started:
-        process.process.kill()
-        process.process.communicate()
+        process.kill()
 
 
 def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:

@@ -33,6 +33,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 MODULES = HERE / "controlplane"
@@ -183,11 +184,42 @@ def service_account_key(path: Path) -> None:
     )
 
 
+def client_certificate(folder: Path) -> None:
+    """An authority for clients, and the certificate of an administrator that it signed."""
+    from datetime import datetime, timedelta, timezone
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def name(common: str, organization: str) -> x509.Name:
+        oids = {x509.NameOID.COMMON_NAME: common, x509.NameOID.ORGANIZATION_NAME: organization}
+        return x509.Name([x509.NameAttribute(oid, value) for oid, value in oids.items()])
+
+    authority, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    issuer = name("clients", "tests")
+    for file, subject in {"client-ca": issuer, "admin": name("admin", "system:masters")}.items():
+        key = authority if subject == issuer else ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=30))
+            .add_extension(x509.BasicConstraints(ca=subject == issuer, path_length=None), critical=True)
+            .sign(authority, hashes.SHA256())
+        )  # fmt: skip
+        (folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{file}.key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+
+
 class Supervisor:
     """The processes of one control plane, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, dict[str, subprocess.Popen[bytes]]()
+    def __init__(self, folder: Path, flags: list[str]) -> None:
+        self.folder, self.flags, self.processes = folder, flags, dict[str, subprocess.Popen[bytes]]()
         self.etcd, self.peer, self.api = free_ports(3)
         self.commands = commands()
         self.tokens = {user: secrets.token_hex(16) for user in USERS}
@@ -197,6 +229,7 @@ class Supervisor:
         tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
         (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
         service_account_key(self.folder / "sa.key")
+        client_certificate(self.folder)
         self.start_etcd()
         self.start_apiserver()
         self.wait_for("kube-apiserver", lambda: self.get("/readyz") == b"ok")
@@ -225,13 +258,16 @@ class Supervisor:
             "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.etcd}", f"--cert-dir={self.folder}/pki",
             "--bind-address=127.0.0.1", f"--secure-port={self.api}", "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",
-            f"--token-auth-file={self.folder}/tokens.csv", "--authorization-mode=RBAC",
+            f"--token-auth-file={self.folder}/tokens.csv", f"--client-ca-file={self.folder}/client-ca.crt",
+            "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
+            f"--audit-policy-file={MODULES}/audit.yaml", f"--audit-log-path={self.folder}/audit.log",
+            *self.flags,
             # Two cores are shared with the tests: no fair queuing, the limits would be ours alone.
             "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",
         )  # fmt: skip
@@ -255,6 +291,16 @@ class Supervisor:
         self.processes[command] = subprocess.Popen(
             [str(self.commands[command]), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
         )
+        (self.folder / f"{command}.pid").write_text(str(self.processes[command].pid))
+
+    def keep_up(self) -> NoReturn:
+        """Start etcd and kube-apiserver again when they end, on the same data, as a kubelet would."""
+        while True:
+            time.sleep(0.2)
+            if self.processes["etcd"].poll() is not None:
+                self.start_etcd()
+            if self.processes["kube-apiserver"].poll() is not None:
+                self.start_apiserver()
 
     def get(self, path: str) -> bytes:
         import ssl
@@ -321,7 +367,7 @@ metadata:
 """
 
 
-def supervise(nodes: bool) -> int:
+def supervise(nodes: bool, flags: list[str]) -> int:
     """Start, print the folder, and stop when the standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -331,10 +377,10 @@ def supervise(nodes: bool) -> int:
         try:
             # The processes that end with their asker, also in the middle of the start.
             threading.Thread(target=end_with_asker, daemon=True).start()
-            supervisor = Supervisor(Path(folder))
+            supervisor = Supervisor(Path(folder), flags)
             supervisor.start(nodes)
             print(folder, flush=True)
-            signal.pause()
+            supervisor.keep_up()
         except Unavailable as error:
             print(f"error: {error}", flush=True)
             return 1
@@ -357,15 +403,18 @@ def end_with_asker() -> None:
 
 
 class ControlPlane:
-    """A control plane, for as long as the `with` lasts; without nodes nothing but the API. Raises Unavailable."""
+    """A control plane, for as long as the `with` lasts; without nodes nothing but the API. Raises Unavailable.
 
-    def __init__(self, nodes: bool = True) -> None:
-        self.nodes = nodes
+    `flags` are more of kube-apiserver's.
+    """
+
+    def __init__(self, *flags: str, nodes: bool = True) -> None:
+        self.arguments = ["supervise" if nodes else "supervise-api", *flags]
 
     def __enter__(self) -> ControlPlane:
         self.kubectl = commands()["kubectl"]  # builds with its progress on our screen
         self.supervisor = subprocess.Popen(
-            [sys.executable, str(HERE / "controlplane.py"), "supervise" if self.nodes else "supervise-api"],
+            [sys.executable, str(HERE / "controlplane.py"), *self.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self.supervisor.stdout
@@ -379,6 +428,14 @@ class ControlPlane:
     def kubeconfig(self, user: str = "admin") -> Path:
         return self.folder / f"{user}.kubeconfig"
 
+    def kill(self, command: str) -> None:
+        """End etcd or kube-apiserver as a crash would, and wait until the supervisor has started it again."""
+        file = self.folder / f"{command}.pid"
+        before = file.read_text()
+        os.kill(int(before), signal.SIGKILL)
+        while file.read_text() in ("", before):
+            time.sleep(0.05)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -389,8 +446,8 @@ class ControlPlane:
 
 def main(arguments: list[str]) -> int:
     try:
-        if arguments in (["supervise"], ["supervise-api"]):
-            return supervise(nodes=arguments == ["supervise"])
+        if arguments[:1] in (["supervise"], ["supervise-api"]):
+            return supervise(arguments[0] == "supervise", arguments[1:])
         if arguments == ["build"]:
             commands()
             return 0

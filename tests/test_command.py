@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -457,3 +458,35 @@ def test_a_token_that_expires_is_renewed_by_its_plugin(kube: Kube, command: Star
     assert before < 15, "it is not asked for each request"
     eventually(lambda: len((tmp_path / "calls").read_text().splitlines()) >= before + 2)
     assert process.stop() == 0
+
+
+def test_client_certificates_and_tokens_from_files(kube: Kube, command: Start, tmp_path: Path) -> None:
+    content = yaml.safe_load(kube.plane.kubeconfig().read_text())
+    token, folder = content["users"][0]["user"]["token"], kube.plane.folder
+    (tmp_path / "token").write_text(token + "\n")
+    pair = {"client-certificate": folder / "admin.crt", "client-key": folder / "admin.key"}
+    ways: list[dict[str, str]] = [
+        {key: str(path) for key, path in pair.items()},
+        {f"{key}-data": base64.b64encode(path.read_bytes()).decode() for key, path in pair.items()},
+        {"tokenFile": str(tmp_path / "token")},
+    ]
+    for number, user in enumerate(ways):
+        content["users"][0]["user"] = user
+        (tmp_path / "config").write_text(yaml.safe_dump(content))
+        kube.create(f"mv{number}")
+        process = command("--kubeconfig", str(tmp_path / "config"), "--once")
+        assert process.end() == 0, process.log
+        assert f"created pod {kube.ns}/mv{number}-0" in process.log
+
+
+def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(kube: Kube, command: Start, tmp_path: Path) -> None:
+    content = yaml.safe_load(kube.plane.kubeconfig().read_text())
+    cluster = content["clusters"][0]["cluster"]
+    del cluster["certificate-authority-data"]
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    fails(command("--kubeconfig", str(tmp_path / "config"), "--once"), 1, "certificate verify failed")
+    cluster["insecure-skip-tls-verify"] = True
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    process = command("--kubeconfig", str(tmp_path / "config"), "--once")
+    assert process.end() == 0, process.log
+    assert "Warning" not in process.log

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ORIGINAL_MILVUS, TOP, Kube, eventually, new_operator, plain, settle
+from conftest import ORIGINAL_MILVUS, TOP, Kube, eventually, new_operator, original_crd, plain, settle
 from wire import Wire
 
 import milvus_operator as mo
@@ -548,6 +548,28 @@ def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube,
     assert "violates PodSecurity" in reconciled["message"]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]},
+        {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]},
+        {"hostNetwork": True},
+    ],
+)
+def test_pod_security_limits_what_spec_pod_can_ask_for(kube: Kube, operator: mo.Operator, asked: Obj) -> None:
+    kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=baseline")
+    kube.create()
+    settle(operator)
+    kube.ready("x-0")
+    settle(operator)
+    before = kube.uids()
+    kube.change(pod={"spec": asked})
+    settle(operator)
+    assert kube.uids() == before
+    assert kube.condition("Reconciled")["reason"] == "Forbidden"
+    assert 'violates PodSecurity "baseline' in kube.condition("Reconciled")["message"]
+
+
 # Configuration, storage, overlay -------------------------------------------------------
 
 
@@ -789,38 +811,6 @@ def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
 
 
 # Other clusters. Last, because the garbage collector follows a new CRD only after a while.
-
-
-def original_crd(**spec: Any) -> Obj:
-    """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
-    fields = {"milvusSpec": {"type": "string"}, "image": {"type": "string"}, "replicas": {"type": "integer"}}
-    schema = {"type": "object", "properties": {"spec": spec or {"type": "object", "properties": fields}}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "milvuses.zilliz.com"},
-        "spec": {
-            "group": "zilliz.com",
-            "scope": "Namespaced",
-            "names": {"plural": "milvuses", "singular": "milvus", "kind": "Milvus", "shortNames": ["mi"]},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-        },
-    }
-
-
-@pytest.fixture
-def other_crd(kube: Kube) -> Any:
-    """Replaces the CRD for one test; takes the new one and waits until it is in force."""
-    ours = yaml.safe_load((TOP / "crd.yaml").read_text())
-
-    def replace(crd: Obj) -> None:
-        kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
-        has_status = "subresources" in crd["spec"]["versions"][0]
-        eventually(lambda: ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1")) == has_status)
-        time.sleep(1)  # the handler follows discovery
-
-    yield replace
-    replace(ours)
 
 
 def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(

@@ -35,6 +35,7 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
         "test",
         "lint",
         "bench",
+        "soak",
         "install",
         "uninstall",
         "run",

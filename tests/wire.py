@@ -6,6 +6,9 @@ handler and the request's verb and path; when that returns true, it has dealt wi
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -27,13 +30,25 @@ class Request(NamedTuple):
 class Wire:
     def __init__(self, server: str, authority: str) -> None:
         self.requests: list[Request] = []
+        self.keep = True  # them
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server = server
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"wire": self}))
-        self.http.daemon_threads = True
+        self.listen(0)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def listen(self, port: int) -> None:
+        self.up = True
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"wire": self}))
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
+
+    def outage(self, seconds: float) -> None:
+        """Reset each connection that asks for something, and refuse new ones."""
+        self.up = False
+        self.close()
+        time.sleep(seconds)
+        self.listen(self.http.server_port)
 
     def verbs(self) -> list[str]:
         """The requests so far, as verb and path."""
@@ -49,24 +64,46 @@ class Handler(BaseHTTPRequestHandler):
     seen = b""  # the body of the request
     protocol_version = "HTTP/1.1"
 
-    def forward(self) -> None:
-        self.seen = body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        url = urlsplit(self.path)
-        if self.wire.fault and self.wire.fault(self, self.command, self.path):
-            return
+    def handle_request(self) -> None:
+        self.seen = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if not self.wire.up:
+            self.reset()
+        elif not (self.wire.fault and self.wire.fault(self, self.command, self.path)):
+            answer = self.forward()
+            self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
+
+    do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
+
+    def forward(self) -> urllib3.BaseHTTPResponse:
+        """What the API server answers."""
         headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
+        url, body = urlsplit(self.path), self.seen
         answer = self.wire.upstream.request(self.command, self.wire.server + self.path, body=body, headers=headers)
-        self.wire.requests.append(Request(self.command, url.path, parse_qs(url.query), body, answer.status))
-        self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
+        if self.wire.keep:
+            self.wire.requests.append(Request(self.command, url.path, parse_qs(url.query), body, answer.status))
+        return answer
 
-    do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = forward
-
-    def answer(self, code: int, body: bytes, kind: str = "application/json") -> None:
+    def answer(
+        self,
+        code: int,
+        body: bytes,
+        kind: str = "application/json",
+        length: int = 0,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(length or len(body)))
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def reset(self) -> None:
+        """End the connection with a reset, as a process that dies does."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        self.close_connection = True
 
     def drip(self, seconds: float) -> None:
         """One byte at a time, each well within any time-out between two reads."""

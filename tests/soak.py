@@ -1,0 +1,115 @@
+"""A long run against a real control plane: users change their minds, the wire fails, and nothing grows.
+
+    PYTHONPATH=. python tests/soak.py [MINUTES]          # 60 by default; writes SOAK.md
+
+The operator runs as a process of its own. A recorder judges every write; memory, threads, open
+files and connections are read from /proc (Linux).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from chaos import Faults, Recorder, Users, deletes_without_uid
+from conftest import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from controlplane import ControlPlane
+from wire import Wire
+
+HERE = Path(__file__).resolve().parent
+
+
+class Sample(NamedTuple):
+    seconds: float
+    memory: float  # MiB
+    threads: int
+    files: int
+    connections: int
+
+    @classmethod
+    def of(cls, pid: int, seconds: float) -> Sample:
+        status = Path(f"/proc/{pid}/status").read_text()
+        files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+        number = {key: int(value) for key, value in re.findall(r"(VmRSS|Threads):\s+(\d+)", status)}
+        sockets = sum(name.startswith("socket:") for name in files)
+        return cls(seconds, number["VmRSS"] / 1024, number["Threads"], len(files), sockets)
+
+
+class Soak(NamedTuple):
+    samples: list[Sample]
+    story: str
+
+    def growth(self) -> dict[str, float]:
+        """The mean of the last third over that of the third before, for each figure."""
+        third = len(self.samples) // 3
+        middle, last = self.samples[third : 2 * third], self.samples[2 * third :]
+        figures = ("memory", "threads", "files", "connections")
+        return {name: mean(getattr(s, name) for s in last) / mean(getattr(s, name) for s in middle) for name in figures}
+
+
+def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> Soak:
+    """Run it, wait until all is as it was asked for, and judge. Raises AssertionError for any harm."""
+    faults, recorder, users = Faults(seed=8, share=share), Recorder(kube), Users(kube, seed=9)
+    wire.fault, wire.keep = faults, False
+    samples, log = list[Sample](), folder / "operator.log"
+    config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url)
+    with log.open("w") as stderr:
+        operator = Command("-n", kube.ns, "--interval=0.5", "--timeout=2", env={"KUBECONFIG": config}, stderr=stderr)
+    started = sampled = time.monotonic()
+    try:
+        while (now := time.monotonic()) - started < seconds:
+            users.change()
+            time.sleep(0.3)
+            if now - sampled >= seconds / 60:
+                sampled = now
+                samples.append(Sample.of(operator.process.pid, now - started))
+        faults.share = 0
+        users.settle_down()
+        eventually(lambda: not users.served(), 90)
+    finally:
+        operator.kill()
+    happened = recorder.judge(users.deleted)
+    asked, bare = deletes_without_uid(kube.plane, kube.ns)
+    said = log.read_text()
+    assert not bare
+    assert "Traceback" not in said
+    assert "unexpected" not in said
+    done = ", ".join(f"{number:,} {what}" for what, number in sorted(happened.items()))
+    return Soak(samples, f"{users.changes:,} changes by users, {faults.done.total():,} faults, {asked:,} deletes asked for, "
+                         f"each with a UID; recorded and judged: {done}")  # fmt: skip
+
+
+def report(minutes: float, run: Soak) -> str:
+    lines = [
+        "# A long run", "",
+        f"`make soak`, {datetime.now(timezone.utc):%Y-%m-%d}, {minutes:g} minutes: {run.story}.", "",
+        "| minute | memory, MiB | threads | open files | connections |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for sample in run.samples[:: max(1, len(run.samples) // 12)]:
+        lines.append(
+            f"| {sample.seconds / 60:.0f} | {sample.memory:.1f} | {sample.threads} | {sample.files} | {sample.connections} |"
+        )
+    growth = ", ".join(f"{name} {ratio:.3f}" for name, ratio in run.growth().items())
+    return "\n".join([*lines, "", f"The last third over the third before: {growth}.", ""])
+
+
+def main(minutes: float) -> int:
+    with ControlPlane() as plane, new_namespace(plane) as kube, tempfile.TemporaryDirectory() as folder:
+        wire = new_wire(plane)
+        run = soak(kube, wire, Path(folder), 60 * minutes, share=0.03)
+        wire.close()
+    text = report(minutes, run)
+    print(text)
+    (HERE / "SOAK.md").write_text(text)
+    return 0 if max(run.growth().values()) < 1.1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]) if sys.argv[1:] else 60))
