@@ -1234,7 +1234,7 @@ class Memory:
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
     settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
-    no_status: float = 0  # when to try again to write its status
+    no_status: Backoff = field(default_factory=lambda: Backoff(10, 300))  # its status was refused
     said: Problem | None = None  # in the log and by an event
     state: str = "progressing"  # one of STATES
     wanted: int = 0  # pods, as are the next two
@@ -1251,6 +1251,7 @@ class Memory:
             self.held.clear()
             self.suspects.clear()
             self.refused.forget()
+            self.no_status.forget()
         if now >= self.refused.until:
             self.held.clear()
         if now >= self.replaced.since + 600:
@@ -1315,9 +1316,13 @@ class Plan:
         except Invalid:
             return []  # its status says why
         actions = [action for action in actions if name_of(action.pod) not in memory.held.keys() | self.changed]
-        if any(action.verb == "delete" and is_finished(action.pod) for action in actions):
+        if any(is_finished(action.pod) and self.replaces(action) for action in actions):
             memory.replaced.wait_longer(now)
         return sorted(actions, key=lambda action: name_of(action.pod) in memory.suspects)
+
+    def replaces(self, action: Action) -> bool:
+        """Whether it deletes a pod for another to take its place."""
+        return action.verb == "delete" and (ordinal_of(self.milvus, action.pod) or 0) < replicas_of(self.milvus)
 
     def succeeded(self, action: Action, pod: Obj | None) -> None:
         """Take in what the API server answered: the pod as it is now, or that there is none."""
@@ -1329,7 +1334,7 @@ class Plan:
             self.pods[name_of(pod)] = pod
         if action.verb in DONE:
             reason = DONE[action.verb].capitalize()
-            if action.verb == "delete" and (ordinal_of(self.milvus, action.pod) or 0) < replicas_of(self.milvus):
+            if self.replaces(action):
                 reason = "Replaced"
             untold = self.memory.untold
             untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
@@ -1647,7 +1652,7 @@ class Operator:
             self.telling.append(plan)
         now, namespace = time.monotonic(), namespace_of(plan.milvus)
         present = mapping(plan.milvus.get("status"))
-        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status) > now
+        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status.until) > now
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
             if plan.rounds == 1 and reconciled["status"] == "True" and not waits:
@@ -1679,9 +1684,11 @@ class Operator:
         one = f"the status of milvus {full_name(plan.milvus)}"
         if not error:
             self.counts["statuses written"] += 1
+            plan.memory.no_status.forget()
             self.fine(one)
         elif error.code != 409 and not error.is_general:  # else it has changed since, and the next pass sees it
-            plan.memory.no_status = now if error.is_transient else now + 300
+            if not error.is_transient:
+                plan.memory.no_status.wait_longer(now)
             self.counts["failed"] += 1
             self.trouble(one, f"cannot write {one}: {error}")
 

@@ -158,21 +158,35 @@ class Users:
             self.kube.change(name, replicas=self.random.randint(3, 4), image=f"milvus:last-{self.changes}")
         return True
 
-    def served(self) -> dict[str, str]:
-        """By name, what is not yet as it was asked for."""
-        pods, wrong = self.kube.all_pods(), {}
+    def are_served(self) -> bool:
+        """Raises AssertionError with what is not yet as it was asked for."""
+        wrong = self.wrong()
+        assert not wrong, wrong
+        return True
+
+    def pods(self) -> dict[str, tuple[set[str], set[str]]]:
+        """By the name of a Milvus, the pods that it should have, and has."""
+        found = self.kube.all_pods().values()
+        return {
+            name: ({f"{name}-{i}" for i in range(milvus["spec"]["replicas"])} - {f"{taken}-2" for taken in self.names[:3]},
+                   {mo.name_of(pod) for pod in found if mo.owner_uid(pod) == mo.uid_of(milvus)})
+            for name, milvus in self.present().items()
+        }  # fmt: skip
+
+    def wrong(self) -> dict[str, str]:
+        """By the name of a Milvus, what is not yet as it was asked for."""
+        pods, found = self.pods(), self.kube.all_pods()
+        wrong = {}
         for name, milvus in self.present().items():
-            taken = {f"{name}-2"} if name in self.names[:3] else set()
-            wanted = {f"{name}-{ordinal}" for ordinal in range(milvus["spec"]["replicas"])} - taken
-            mine = {pod: obj for pod, obj in pods.items() if mo.owner_uid(obj) == mo.uid_of(milvus)}
+            wanted, mine = pods[name]
             status = milvus.get("status") or {}
             conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
-            good = str(not taken)
-            if mine.keys() != wanted:
+            good = str(name not in self.names[:3])
+            if mine != wanted:
                 wrong[name] = f"its pods are {sorted(mine)}"
-            elif any(mo.template_hash_of(pod) != mo.template_hash(milvus) for pod in mine.values()):
+            elif any(mo.template_hash_of(found[pod]) != mo.template_hash(milvus) for pod in mine & found.keys()):
                 wrong[name] = "a pod has an earlier template"
-            elif not all(map(mo.is_ready, mine.values())):
+            elif not all(mo.is_ready(found[pod]) for pod in mine & found.keys()):
                 wrong[name] = "a pod is not Ready"
             elif conditions != {"Ready": good, "Reconciled": good} or status.get("pods") != sorted(mine):
                 wrong[name] = f"its status is {conditions}, {status.get('pods')}"
@@ -266,6 +280,7 @@ class Judge:
         self.wishes: dict[str, Wish] = defaultdict(Wish)  # by the UID of the Milvus
         self.gone: set[str] = set()  # Milvus that were deleted
         self.pods: dict[str, Obj] = {}  # by UID
+        self.owners: dict[str, str] = {}  # the last owner of each pod: users may orphan it under the operator's hands
         self.rolling: dict[str, set[int]] = defaultdict(
             set
         )  # ordinals whose Ready pod went, by Milvus, until Ready again
@@ -286,6 +301,7 @@ class Judge:
     def pod(self, now: float, kind: str, pod: Obj) -> None:
         before = self.pods.get(mo.uid_of(pod))
         self.pods[mo.uid_of(pod)] = pod
+        self.owners[mo.uid_of(pod)] = mo.owner_uid(pod) or self.owners.get(mo.uid_of(pod), "")
         if pod["spec"]["containers"][0]["image"] == STRANGER:
             kept = ("labels", "annotations", "ownerReferences", "deletionTimestamp")
             was = (before or pod)["metadata"]
@@ -311,13 +327,12 @@ class Judge:
         assert any(template == asked for _, asked in wishes), f"no such template lately: {short(pod)}, {wishes}"
 
     def deleted(self, now: float, pod: Obj) -> None:
-        owner = mo.owner_uid(pod) or ""
+        owner = self.owners[mo.uid_of(pod)]
         self.seen["deleted"] += 1
         if mo.uid_of(pod) in self.deleted_by_users:
             self.seen["deleted by users"] += 1
             return
         wishes = self.wishes[owner].lately(now)
-        assert owner, f"an orphan that was not adopted was deleted: {short(pod)}"
         if any(replicas <= ordinal(pod) for replicas, _ in wishes):
             self.seen["surplus or of a deleted Milvus"] += 1
         elif mo.is_finished(pod):

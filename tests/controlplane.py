@@ -263,7 +263,7 @@ class Supervisor:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
-            "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
+            "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false", "--allow-privileged=true",
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
             f"--audit-policy-file={MODULES}/audit.yaml", f"--audit-log-path={self.folder}/audit.log",

@@ -275,6 +275,15 @@ def test_a_longer_wait_each_time_and_none_after_a_quiet_while() -> None:
     assert memory.replaced.delay == 0
 
 
+def test_only_pods_that_are_replaced_count_for_the_back_off() -> None:
+    for replicas, waits in ((3, True), (2, False)):
+        plan = mo.Plan(milvus(replicas=replicas), [*READY[:2], pod("x-2", "failed")], mo.Memory())
+        action = plan.next()
+        assert action
+        assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
+        assert bool(plan.memory.replaced.delay) == waits
+
+
 def test_a_changed_spec_is_tried_at_once() -> None:
     memory = mo.Memory(generation=1, held={"x-0": mo.Problem("QuotaExceeded", "")})
     memory.refused.wait_longer(now=1000)

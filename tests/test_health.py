@@ -231,6 +231,12 @@ def test_a_status_that_is_refused_holds_up_no_other(kube: Kube, wire: Wire, capl
         operator.run_pass()
     assert kube.status("b")["replicas"] == 1
     assert caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook") == 1
+    wire.fault = None
+    operator.run_pass()
+    assert kube.status("a") == {}, "it waits for its back-off"
+    kube.change("a", replicas=2)
+    operator.run_pass()
+    assert kube.status("a")["replicas"] == 2, "a changed spec is tried at once"
 
 
 def test_answers_that_are_json_but_no_objects_stop_nothing(

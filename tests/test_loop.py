@@ -552,7 +552,7 @@ def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube,
     "asked",
     [
         {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]},
-        {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]},
+        {"containers": [{"name": "milvus", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}]},
         {"hostNetwork": True},
     ],
 )
