@@ -13,7 +13,7 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **extra: Any) -> Obj:
-    metadata = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "generation": 1}
+    metadata = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "generation": 1, "resourceVersion": "1"}
     return {"metadata": metadata, "spec": {"image": image, "replicas": replicas} | extra}
 
 
