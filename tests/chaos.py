@@ -313,7 +313,7 @@ class Judge:
             self.created(now, pod)
         elif (mo.is_ending(pod) or kind == "DELETED") and not mo.is_ending(before):
             self.deleted(now, before)
-        if mo.is_ready(pod):
+        if mo.is_ready(pod) and kind != "DELETED":
             self.rolling[mo.owner_uid(pod) or ""].discard(ordinal(pod))
         if kind == "DELETED":
             del self.pods[mo.uid_of(pod)]

@@ -6,10 +6,11 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from chaos import FAULTS, Faults, Recorder, Users, deletes_without_uid, gone
-from conftest import Command, Kube, eventually, new_namespace, new_operator
+from chaos import FAULTS, STRANGER, Faults, Judge, Recorder, Users, deletes_without_uid, gone
+from conftest import Command, Kube, Obj, eventually, new_namespace, new_operator
 from controlplane import ControlPlane
 from kubernetes.client.exceptions import ApiException
 from soak import soak
@@ -17,6 +18,58 @@ from urllib3.exceptions import HTTPError
 from wire import Wire
 
 import milvus_operator as mo
+
+OURS: Obj = {
+    "metadata": {"name": "m", "namespace": "ns", "uid": "uid-of-m", "generation": 1},
+    "spec": {"image": "milvus:1", "replicas": 3},
+}
+
+
+def step(kind: str, number: int, ready: bool = True, **metadata: Any) -> tuple[str, Obj]:
+    """Something that happens to a pod of ours."""
+    pod = mo.new_pod(OURS, number)
+    pod["metadata"] |= {"uid": f"pod-{number}"} | metadata
+    return kind, pod | {"status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
+
+
+def others(kind: str, **metadata: Any) -> tuple[str, Obj]:
+    return kind, {"metadata": {"name": "m-9", "uid": "s"} | metadata, "spec": {"containers": [{"image": STRANGER}]}}
+
+
+@pytest.mark.parametrize(
+    ("harm", "history"),
+    [
+        ("never asked for lately", [step("ADDED", 3)]),
+        ("no such template lately", [step("ADDED", 0, annotations={mo.TEMPLATE_HASH: "old"})]),
+        ("a healthy wanted pod was deleted", [step("ADDED", 0), step("DELETED", 0)]),
+        ("a healthy wanted pod was deleted", [step("ADDED", 0, False), step("MODIFIED", 0, False, deletionTimestamp="now")]),
+        ("a stranger was deleted", [others("ADDED"), others("DELETED")]),
+        ("a stranger's labels changed", [others("ADDED"), others("MODIFIED", labels={"a": "b"})]),
+        ("a stranger's ownerReferences changed", [others("ADDED"), others("MODIFIED", ownerReferences=[])]),
+    ],
+)  # fmt: skip
+def test_the_judge_sees_harm(harm: str, history: list[tuple[str, Obj]]) -> None:
+    judge = Judge(deleted_by_users=set())
+    judge.milvus(100, "ADDED", OURS)
+    for kind, pod in history[:-1]:
+        judge.pod(101, kind, pod)
+    with pytest.raises(AssertionError, match=harm):
+        judge.pod(130, *history[-1])
+
+
+def test_the_judge_sees_two_ready_pods_go_at_once_and_takes_what_was_asked_lately() -> None:
+    judge = Judge(deleted_by_users=set())
+    judge.milvus(100, "ADDED", OURS)
+    for number in range(3):
+        judge.pod(101, *step("ADDED", number))
+    judge.milvus(130, "MODIFIED", OURS | {"spec": OURS["spec"] | {"image": "milvus:2"}})
+    judge.pod(131, *step("DELETED", 2))
+    with pytest.raises(AssertionError, match="were not Ready again"):
+        judge.pod(132, *step("DELETED", 1))
+    judge.milvus(133, "MODIFIED", OURS | {"spec": OURS["spec"] | {"replicas": 0}})
+    judge.milvus(134, "MODIFIED", OURS)
+    judge.pod(153, *step("DELETED", 0))
+    assert judge.seen["surplus or of a deleted Milvus"] == 1
 
 
 def test_a_thousand_faults_on_the_wire(
