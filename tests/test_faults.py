@@ -167,6 +167,6 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane(tmp_path: 
 
 
 def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(kube: Kube, wire: Wire, tmp_path: Path) -> None:
-    run = soak(kube, wire, tmp_path, seconds=30, share=0.03)
+    run = soak(kube, wire, tmp_path, seconds=20, share=0.03)
     print(run.story)
     assert max(run.growth().values()) < 1.25, run
