@@ -389,12 +389,29 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
 
 def settings_of(milvus: Obj) -> dict[str, str] | None:
     """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[0]
+    return outcome_of(milvus["spec"].get("milvusSpec") or "{}")[0]
 
 
 def syntax_error(milvus: Obj) -> int:
     """The line of spec.milvusSpec that is no YAML, or 0."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[1]
+    return outcome_of(milvus["spec"].get("milvusSpec") or "{}")[1]
+
+
+def outcome_of(text: str) -> tuple[dict[str, str] | None, int]:
+    """As parse_settings(), which reads a text of common length once."""
+    settings, line, wrong = (outcome if len(text) < 4096 else outcome.__wrapped__)(text)
+    if wrong:
+        raise Invalid(wrong)
+    return settings, line
+
+
+@functools.lru_cache(maxsize=1024)
+def outcome(text: str) -> tuple[dict[str, str] | None, int, str]:
+    """What parse_settings() returns, and what is wrong with a text that it does not take."""
+    try:
+        return *parse_settings(text), ""
+    except Invalid as error:
+        return None, 0, str(error)
 
 
 def invalid(node: Any, text: str) -> Invalid:
@@ -402,7 +419,6 @@ def invalid(node: Any, text: str) -> Invalid:
     return Invalid(f"spec.milvusSpec, line {node.start_mark.line + 1}: {text}")
 
 
-@functools.lru_cache(maxsize=4096)
 def parse_settings(text: str) -> tuple[dict[str, str] | None, int]:
     """The settings of a YAML mapping, flattened to dotted names, and 0.
 
@@ -515,14 +531,14 @@ def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
     if kind not in MERGE_KEYS:
         return over
     key = MERGE_KEYS[kind]
-    merged = {item[key]: item for item in ours}
-    rest = []
+    merged, rest, met = {item[key]: item for item in ours}, [], set()
     for item in over:
         name = item.get(key)
-        if isinstance(name, (str, int)) and name in merged:
+        if isinstance(name, (str, int)) and name in merged and name not in met:
             merged[name] = item if kind == "volumes" else overlay(merged[name], item)
+            met.add(name)
         else:
-            rest.append(item)
+            rest.append(item)  # the API server refuses what is there twice
     return [*merged.values(), *rest]
 
 
@@ -997,7 +1013,8 @@ class Cluster:
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
         self.namespaces = by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
-        self.timeout, self.dry_run, self.server = timeout, dry_run, api.configuration.host
+        self.timeout, self.dry_run = timeout, dry_run
+        self.server = re.sub("//.*@", "//", api.configuration.host)  # without a password
         self.pages: dict[tuple[Resource, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
 
     def request(self, verb: str, resource: Resource, **arguments: Any) -> Obj:
@@ -1305,6 +1322,9 @@ class Plan:
             return []
         try:
             conflicts = strangers(self.milvus, self.pods.values())
+            for pod in members(self.milvus, self.pods.values()).values():
+                if name_of(pod) in memory.held and memory.held[name_of(pod)].reason == NAME_CONFLICT:
+                    del memory.held[name_of(pod)]  # another copy has made it
             if not conflicts.keys() <= memory.held.keys():
                 memory.hold(conflicts, now)
             held = {name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT}
@@ -1316,8 +1336,6 @@ class Plan:
         except Invalid:
             return []  # its status says why
         actions = [action for action in actions if name_of(action.pod) not in memory.held.keys() | self.changed]
-        if any(is_finished(action.pod) and self.replaces(action) for action in actions):
-            memory.replaced.wait_longer(now)
         return sorted(actions, key=lambda action: name_of(action.pod) in memory.suspects)
 
     def replaces(self, action: Action) -> bool:
@@ -1335,7 +1353,9 @@ class Plan:
         if action.verb in DONE:
             reason = DONE[action.verb].capitalize()
             if self.replaces(action):
-                reason = "Replaced"
+                reason, now = "Replaced", time.monotonic()
+                if is_finished(action.pod) and now >= self.memory.replaced.until:  # those of one pass count once
+                    self.memory.replaced.wait_longer(now)
             untold = self.memory.untold
             untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
             if len(untold) > 20:
@@ -1523,9 +1543,12 @@ class Operator:
             if not is_ending(milvus) and not memory.writing:  # else what was listed of it may be old
                 place = namespace_of(milvus)
                 pods = index.get((place, uid_of(milvus)), []) + index.get((place, name_of(milvus)), [])
-                if memory.untold or memory.settled != versions_of(milvus, pods):
+                tries_again = memory.held and now >= memory.refused.until
+                if memory.untold or tries_again or memory.settled != versions_of(milvus, pods):
                     memory.recall(milvus, now)
                     yield Plan(milvus, pods, memory)
+                else:
+                    self.counts["failed"] += memory.state == "failed"
 
     def work(self, plans: list[Plan], deadline: float) -> None:
         """Carry out the plans side by side, until all is done or the deadline has come.
@@ -1655,7 +1678,7 @@ class Operator:
         resting = max(self.no_status.get(namespace, 0), plan.memory.no_status.until) > now
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
-            if plan.rounds == 1 and reconciled["status"] == "True" and not waits:
+            if plan.rounds == 1 and not plan.failure and not waits:
                 plan.memory.settled = plan.versions
             return
         if resting:
@@ -1987,7 +2010,7 @@ class TextLines(logging.Formatter):
     """Lines for people, in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{timestamp()} {record.levelname:7} {record.getMessage()}"
+        return f"{timestamp()} {record.levelname:7} {' '.join(record.getMessage().split())}"
 
 
 class JsonLines(logging.Formatter):

@@ -128,23 +128,26 @@ class Users:
             if not there:
                 kube.create(name, replicas=dice.randint(0, 4), image=self.image())
                 return
-            action = dice.choice(["scale", "scale", "roll", "roll", "settings", "delete", "orphan", "pod"])
+            action = dice.choice(["scale", "scale", "roll", "roll", "settings", "delete", "orphan", "pod", "labels"])
             if action == "scale":
                 kube.change(name, replicas=dice.randint(0, 4))
             elif action == "roll":
                 kube.change(name, image=self.image())
             elif action == "settings":
                 kube.change(name, milvusSpec=f"log: {{level: '{dice.randint(0, 9)}'}}")
-            elif action == "pod":
+            elif action in ("pod", "labels"):
                 pods = [pod for pod in kube.all_pods().values() if mo.owner_uid(pod)]
                 for pod in dice.sample(pods, min(1, len(pods))):
+                    if action == "labels":
+                        kube.patch_pod(mo.name_of(pod), labels={mo.MANAGED_BY_LABEL: None})
+                        continue
                     self.deleted.add(mo.uid_of(pod))
                     kube.delete_pod(mo.name_of(pod))
             else:
                 kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
 
     def image(self) -> str:
-        return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken'])}"
+        return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
         items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=lambda _, obj: obj)["items"]
@@ -222,7 +225,8 @@ class Recorder:
         while self.running:
             try:
                 if not revision:
-                    page = json.loads(self.http.request("GET", self.server + path, headers=self.headers).data)
+                    answer = self.http.request("GET", self.server + path, headers=self.headers)
+                    page = json.loads(answer.data)
                     for item in page["items"]:
                         self.add("ADDED", item)
                     revision = page["metadata"]["resourceVersion"]
@@ -234,13 +238,20 @@ class Recorder:
                         return
                     revision = event["object"]["metadata"]["resourceVersion"]
                     self.add(event["type"], event["object"])
-            except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError):
+            except (urllib3.exceptions.HTTPError, OSError):
                 time.sleep(0.1)  # the API server is down: go on from the last revision
+            except Exception as error:  # a recorder that has stopped would accuse nobody
+                self.errors.append(f"{type(error).__name__}: {error}")
+                return
 
     def watch(self, path: str, revision: str) -> Iterator[bytes]:
         url = f"{self.server}{path}?watch=1&resourceVersion={revision}"
         timeout = urllib3.Timeout(connect=2, read=None if self.running else 1)
         with self.http.request("GET", url, headers=self.headers, preload_content=False, timeout=timeout) as answer:
+            if answer.status >= 500:
+                raise OSError("it is starting")
+            if answer.status != 200:
+                raise RuntimeError(f"watch: {answer.status} {answer.data[:200]!r}")
             rest = b""
             for chunk in answer.stream(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -252,6 +263,10 @@ class Recorder:
 
     def judge(self, deleted_by_users: set[str]) -> Counter[str]:
         """Replay it all and fail on the first harm; returns what happened how often."""
+        self.kube.create("marker", replicas=0)
+        self.kube.create_pod("marker")
+        names = {"marker"}
+        eventually(lambda: self.errors or sum(mo.name_of(one[3]) in names for one in [*self.history]) >= 2)
         self.running = False
         assert not self.errors, self.errors
         judge = Judge(deleted_by_users)

@@ -281,6 +281,8 @@ def test_only_pods_that_are_replaced_count_for_the_back_off() -> None:
         action = plan.next()
         assert action
         assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
+        assert not plan.memory.replaced.delay, "nothing is deleted yet"
+        plan.succeeded(action, None)
         assert bool(plan.memory.replaced.delay) == waits
 
 

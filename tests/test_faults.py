@@ -88,12 +88,15 @@ def test_a_thousand_faults_on_the_wire(
     threads = [threading.Thread(target=run, args=[operator]) for operator in operators]
     for thread in threads:
         thread.start()
+    end = time.monotonic() + 240
     while faults.done.total() < 1000:
+        assert time.monotonic() < end, "too few requests: does the loop stand still?"
         users.change()
         time.sleep(0.2)
         if users.changes % 20 == 0:
             wire.outage(0.3)
             outages += 1
+    assert all(thread.is_alive() for thread in threads)
     faults.share = 0
     stopping.set()
     for thread in threads:
@@ -141,7 +144,9 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane(tmp_path: 
         others.start()
         try:
             for number in range(100):
-                time.sleep(dice.uniform(0, 0.8))
+                time.sleep(
+                    dice.uniform(0.2, 0.9)
+                )  # times three is the life of a copy, of which it starts for one second
                 copies[number % 3].kill()
                 copies[number % 3] = start()
             for number in range(10):
@@ -169,4 +174,4 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane(tmp_path: 
 def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(kube: Kube, wire: Wire, tmp_path: Path) -> None:
     run = soak(kube, wire, tmp_path, seconds=20, share=0.03)
     print(run.story)
-    assert max(run.growth().values()) < 1.25, run
+    assert max(run.growth().values()) < 1.1, run

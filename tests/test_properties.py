@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
@@ -57,27 +59,48 @@ def a_pod(draw: st.DrawFn) -> Obj:
     return pod
 
 
+some_faults = st.lists(st.sampled_from([None, None, "lost", 403, 404, 409, 422, 429, 500]), max_size=8)
 some_pods = st.lists(a_pod(), max_size=9, unique_by=mo.name_of)
 
 
 class World:
     """A small cluster: it answers writes as an API server does, and between the passes the kubelets have their turn."""
 
-    def __init__(self, wanted: Obj, pods: list[Obj], broken: bool = False) -> None:
+    def __init__(
+        self, wanted: Obj, pods: list[Obj], broken: bool = False, faults: Sequence[int | str | None] = ()
+    ) -> None:
         self.milvus, self.pods, self.broken = wanted, {mo.name_of(pod): pod for pod in pods}, broken
         self.memory = mo.Memory()
+        self.faults = list(faults)  # of the next writes: the code of an error, `lost` for an answer that is, or none
 
     def make_pass(self) -> list[str]:
         """One pass of the real plan; returns what it wrote."""
+        self.memory.recall(self.milvus, time.monotonic())
         plan, written = mo.Plan(self.milvus, list(self.pods.values()), self.memory), []
         while action := plan.next():
-            self.check(action)
             try:
-                plan.succeeded(action, self.carry_out(action))
+                plan.succeeded(action, self.answer(action))
                 written.append(f"{action.verb} {mo.name_of(action.pod)}")
             except mo.ApiError as error:
+                written.append(f"{action.verb} {mo.name_of(action.pod)}: {error.code}")
                 plan.failed(action, error)
+        plan.outcome()
         return written
+
+    def answer(self, action: mo.Action) -> Obj | None:
+        """What the API server answers, if it does."""
+        fault = self.faults.pop() if self.faults else None
+        if action.verb == "look":
+            return self.pods.get(mo.name_of(action.pod))
+        if isinstance(fault, int):
+            raise mo.ApiError(
+                fault, "injected", {"reason": "AlreadyExists"} if fault == 409 and action.verb == "create" else {}
+            )
+        self.check(action)
+        done = self.carry_out(action)
+        if fault == "lost":
+            raise mo.ApiError(0, "connection reset")
+        return done
 
     def check(self, action: mo.Action) -> None:
         """No decision is about a pod that isn't ours."""
@@ -121,6 +144,7 @@ class World:
         """Pods that are ending and those of an earlier Milvus go, the others become Ready unless their template
         is broken; any back-off is over."""
         self.memory.replaced.forget()
+        self.memory.refused.forget()
         self.pods = {
             name: pod for name, pod in self.pods.items() if not (mo.is_ending(pod) or mo.owner_uid(pod) == EARLIER)
         }
@@ -142,15 +166,15 @@ class World:
 
 
 @repeatable
-@given(some_pods, st.integers(0, 6))
-def test_the_goal_is_reached_and_kept(pods: list[Obj], replicas: int) -> None:
-    world = World(milvus(replicas), pods)
+@given(some_pods, st.integers(0, 6), some_faults)
+def test_the_goal_is_reached_and_kept(pods: list[Obj], replicas: int, faults: list[int | str | None]) -> None:
+    world = World(milvus(replicas), pods, faults=faults)
     strangers = [pod for pod in pods if is_others(world, pod) and not mo.is_leaving(world.milvus, pod)]
     most = max(replicas, len(world.mine()) + sum(mo.is_orphan(world.milvus, pod) for pod in pods))
-    for _ in range(2 * len(pods) + 4):
+    for _ in range(2 * len(pods) + 4 + len(faults)):
         ready = world.ready()
         written = world.make_pass()
-        assert len(world.mine()) <= most, "more pods than are wanted"
+        assert faults or len(world.mine()) <= most, "more pods than are wanted"  # a delete may be refused
         assert world.ready() >= ready - 1, "two Ready pods went at once"
         if not written and not any(map(mo.is_ending, world.pods.values())):
             break
@@ -170,9 +194,11 @@ def is_others(world: World, pod: Obj) -> bool:
 
 
 @repeatable
-@given(some_pods, st.integers(0, 6))
-def test_a_broken_template_costs_one_ready_pod_at_most(pods: list[Obj], replicas: int) -> None:
-    world = World(milvus(replicas), pods, broken=True)
+@given(some_pods, st.integers(0, 6), some_faults)
+def test_a_broken_template_costs_one_ready_pod_at_most(
+    pods: list[Obj], replicas: int, faults: list[int | str | None]
+) -> None:
+    world = World(milvus(replicas), pods, broken=True, faults=faults)
     world.make_pass()  # which may delete what is surplus, and adopt
     world.kubelets()
     ready = world.ready()
