@@ -1939,6 +1939,7 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
             contexts, current = kubeconfig_loader.list_kube_config_contexts(files)
             chosen = next(c for c in contexts if c["name"] == context) if context else current
             check(settings)
+            urllib3.disable_warnings()  # a kubeconfig that says insecure-skip-tls-verify means it
             if refresh := settings.refresh_api_key_hook:
                 settings.refresh_api_key_hook = sparingly(refresh)
             return Client(settings), chosen["context"].get("namespace") or "default"
@@ -1965,6 +1966,9 @@ def sparingly(refresh: Callable[[Configuration], None]) -> Callable[[Configurati
             due = time.monotonic() + 1
             # In the copy it sets itself as the hook again; `api_key`, where it sets the token, both share.
             refresh(copy.copy(settings))
+            settings.api_key.update(
+                {key: value.strip() for key, value in settings.api_key.items()}
+            )  # a file's last line
 
     return refresh_when_due
 

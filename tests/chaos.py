@@ -376,9 +376,11 @@ def deletes_without_uid(plane: ControlPlane, namespace: str) -> tuple[int, list[
     ours = [
         one for one in asked if one["userAgent"].startswith(mo.MANAGER) and one["objectRef"]["namespace"] == namespace
     ]
-    return len(ours), [
-        one for one in ours if not ((one.get("requestObject") or {}).get("preconditions") or {}).get("uid")
-    ]
+    whole = [
+        one for one in ours if "requestObject" in one or one["responseStatus"]["code"] < 300
+    ]  # not cut off by a kill
+    bare = [one for one in whole if not ((one.get("requestObject") or {}).get("preconditions") or {}).get("uid")]
+    return len(whole), bare
 
 
 def gone(kube: Kube) -> None:
