@@ -62,7 +62,8 @@ class Kube:
         self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        command = [str(self.plane.kubectl), f"--kubeconfig={self.plane.kubeconfig()}", "-n", self.ns, *arguments]
+        ours = [f"--kubeconfig={self.plane.kubeconfig()}", f"--cache-dir={self.plane.folder}/kubectl", "-n", self.ns]
+        command = [str(self.plane.kubectl), *ours, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + done.stderr

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import TOP, Kube, settle
+import yaml
+from conftest import TOP, Kube, Obj, eventually, settle
 
 import milvus_operator as mo
 
@@ -122,3 +124,26 @@ def test_from_python(kube: Kube) -> None:
     code = blocks("python")[1]
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["milvusdb/milvus:v2.6.0", "['from-python']", "[]"], done.stderr
+
+
+def test_every_field_of_the_crd_is_described(kube: Kube) -> None:
+    def undescribed(schema: Obj, path: str) -> Iterator[str]:
+        if "description" not in schema:
+            yield path
+        for name, field in schema.get("properties", {}).items():
+            yield from undescribed(field, f"{path}.{name}")
+        if isinstance(schema.get("items"), dict) and "properties" in schema["items"]:
+            yield from undescribed(schema["items"], f"{path}[]")
+
+    schema = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    fields = {name: field for name, field in schema["properties"].items() if name in ("spec", "status")}
+    assert [path for name, field in fields.items() for path in undescribed(field, name)] == []
+    eventually(lambda: "FIELDS:" in kube.kubectl("explain", "mi.spec", check=False))
+    said = " ".join(kube.kubectl("explain", "mi.spec").split())
+    for name, field in fields["spec"]["properties"].items():
+        assert " ".join(field["description"].split()[:6]) in said, name
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    for name in ("Makefile", "deploy.yaml", "deploy-namespaced.yaml", "Dockerfile", "README.md"):
+        assert set(re.findall(r"milvus-operator:(\d[\d.]*\d)", (TOP / name).read_text())) == {mo.__version__}, name
