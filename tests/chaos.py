@@ -139,7 +139,7 @@ class Users:
                 pods = [pod for pod in kube.all_pods().values() if mo.owner_uid(pod)]
                 for pod in dice.sample(pods, min(1, len(pods))):
                     if action == "labels":
-                        kube.patch_pod(mo.name_of(pod), labels={mo.MANAGED_BY_LABEL: None})
+                        kube.patch_pod(mo.name_of(pod), labels={mo.POD_INDEX_LABEL: None})
                         continue
                     self.deleted.add(mo.uid_of(pod))
                     kube.delete_pod(mo.name_of(pod))
