@@ -269,7 +269,10 @@ class Recorder:
         eventually(lambda: self.errors or sum(mo.name_of(one[3]) in names for one in [*self.history]) >= 2)
         self.running = False
         assert not self.errors, self.errors
-        judge = Judge(deleted_by_users)
+        deletes = deletes_of_operators(self.kube.plane, self.kube.ns)
+        assert all(uid for uid, _ in deletes), "a delete without a UID"
+        judge = Judge({uid for uid, code in deletes if code < 300} - deleted_by_users)
+        judge.seen["deletes asked for, each with a UID"] = len(deletes)
         for _, now, kind, obj in sorted(self.history, key=lambda one: one[0]):
             if obj["kind"] == mo.KIND:
                 judge.milvus(now, kind, obj)
@@ -290,8 +293,10 @@ class Wish(list[tuple[float, int, str]]):
 
 
 class Judge:
-    def __init__(self, deleted_by_users: set[str]) -> None:
-        self.deleted_by_users = deleted_by_users
+    """Replays what happened. `deletes` are the UIDs of the pods that operators deleted; others may do as they like."""
+
+    def __init__(self, deletes: set[str]) -> None:
+        self.deletes = deletes
         self.wishes: dict[str, Wish] = defaultdict(Wish)  # by the UID of the Milvus
         self.gone: set[str] = set()  # Milvus that were deleted
         self.pods: dict[str, Obj] = {}  # by UID
@@ -343,13 +348,13 @@ class Judge:
 
     def deleted(self, now: float, pod: Obj) -> None:
         owner = self.owners[mo.uid_of(pod)]
-        self.seen["deleted"] += 1
-        if mo.uid_of(pod) in self.deleted_by_users:
-            self.seen["deleted by users"] += 1
+        if mo.uid_of(pod) not in self.deletes:
+            self.seen["deleted by users, or as garbage"] += 1
             return
+        self.seen["deleted"] += 1
         wishes = self.wishes[owner].lately(now)
         if any(replicas <= ordinal(pod) for replicas, _ in wishes):
-            self.seen["surplus or of a deleted Milvus"] += 1
+            self.seen["surplus"] += 1
         elif mo.is_finished(pod):
             self.seen["finished"] += 1
         else:
@@ -370,17 +375,20 @@ def short(pod: Obj) -> str:
     return f"{mo.name_of(pod)} {mo.uid_of(pod)} of {mo.owner_uid(pod)}, template {mo.template_hash_of(pod)}, {mo.phase_of(pod)}"
 
 
-def deletes_without_uid(plane: ControlPlane, namespace: str) -> tuple[int, list[Obj]]:
-    """From the audit log of the API server: how many pods operators asked to delete there, and those without a UID."""
+def deletes_of_operators(plane: ControlPlane, namespace: str) -> list[tuple[str, int]]:
+    """From the audit log of the API server: the UID that each of their deletes of a pod carried, and the answer's code."""
     asked = [json.loads(line) for line in Path(plane.folder / "audit.log").read_text().splitlines()]
     ours = [
         one for one in asked if one["userAgent"].startswith(mo.MANAGER) and one["objectRef"]["namespace"] == namespace
     ]
-    whole = [
-        one for one in ours if "requestObject" in one or one["responseStatus"]["code"] < 300
-    ]  # not cut off by a kill
-    bare = [one for one in whole if not ((one.get("requestObject") or {}).get("preconditions") or {}).get("uid")]
-    return len(whole), bare
+    return [
+        (
+            str(((one.get("requestObject") or {}).get("preconditions") or {}).get("uid", "")),
+            one["responseStatus"]["code"],
+        )
+        for one in ours
+        if "requestObject" in one or one["responseStatus"]["code"] < 300  # not cut off by a kill
+    ]
 
 
 def gone(kube: Kube) -> None:
