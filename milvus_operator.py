@@ -1966,9 +1966,8 @@ def sparingly(refresh: Callable[[Configuration], None]) -> Callable[[Configurati
             due = time.monotonic() + 1
             # In the copy it sets itself as the hook again; `api_key`, where it sets the token, both share.
             refresh(copy.copy(settings))
-            settings.api_key.update(
-                {key: value.strip() for key, value in settings.api_key.items()}
-            )  # a file's last line
+            for key, value in settings.api_key.items():
+                settings.api_key[key] = value.strip()  # from a file it ends with a line break
 
     return refresh_when_due
 

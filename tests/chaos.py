@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import urllib3
-import yaml
 from conftest import Kube, Obj, eventually
 from controlplane import ControlPlane
 from kubernetes.client.exceptions import ApiException
@@ -167,31 +166,32 @@ class Users:
         assert not wrong, wrong
         return True
 
-    def pods(self) -> dict[str, tuple[set[str], set[str]]]:
-        """By the name of a Milvus, the pods that it should have, and has."""
-        found = self.kube.all_pods().values()
+    def pods(self) -> dict[str, tuple[Obj, set[str], dict[str, Obj]]]:
+        """By the name of a Milvus: itself, the names of the pods that it should have, and the pods that it has."""
+        milvuses, found, taken = self.present(), self.kube.all_pods(), {f"{name}-2" for name in self.names[:3]}
         return {
-            name: ({f"{name}-{i}" for i in range(milvus["spec"]["replicas"])} - {f"{taken}-2" for taken in self.names[:3]},
-                   {mo.name_of(pod) for pod in found if mo.owner_uid(pod) == mo.uid_of(milvus)})
-            for name, milvus in self.present().items()
-        }  # fmt: skip
+            name: (
+                milvus,
+                {f"{name}-{ordinal}" for ordinal in range(milvus["spec"]["replicas"])} - taken,
+                {pod: obj for pod, obj in found.items() if mo.owner_uid(obj) == mo.uid_of(milvus)},
+            )
+            for name, milvus in milvuses.items()
+        }
 
     def wrong(self) -> dict[str, str]:
         """By the name of a Milvus, what is not yet as it was asked for."""
-        pods, found = self.pods(), self.kube.all_pods()
         wrong = {}
-        for name, milvus in self.present().items():
-            wanted, mine = pods[name]
+        for name, (milvus, wanted, mine) in self.pods().items():
             status = milvus.get("status") or {}
             conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
             good = str(name not in self.names[:3])
-            if mine != wanted:
+            if mine.keys() != wanted:
                 wrong[name] = f"its pods are {sorted(mine)}"
-            elif any(mo.template_hash_of(found[pod]) != mo.template_hash(milvus) for pod in mine & found.keys()):
+            elif any(mo.template_hash_of(pod) != mo.template_hash(milvus) for pod in mine.values()):
                 wrong[name] = "a pod has an earlier template"
-            elif not all(mo.is_ready(found[pod]) for pod in mine & found.keys()):
+            elif not all(map(mo.is_ready, mine.values())):
                 wrong[name] = "a pod is not Ready"
-            elif conditions != {"Ready": good, "Reconciled": good} or status.get("pods") != sorted(mine):
+            elif conditions != {"Ready": good, "Reconciled": good} or status.get("pods") != sorted(mine, key=ordinal):
                 wrong[name] = f"its status is {conditions}, {status.get('pods')}"
         return wrong
 
@@ -208,15 +208,10 @@ class Recorder:
         self.kube, self.running = kube, True
         self.history: list[tuple[int, float, str, Obj]] = []  # revision, time, ADDED … and the object
         self.errors: list[str] = []
-        content = yaml.safe_load(kube.plane.kubeconfig().read_text())
-        self.server, token = content["clusters"][0]["cluster"]["server"], content["users"][0]["user"]["token"]
-        self.headers = {"Authorization": f"Bearer {token}"}
-        self.http = urllib3.PoolManager(ca_certs=str(kube.plane.folder / "pki" / "apiserver.crt"), retries=False)
-        paths = f"/api/v1/namespaces/{kube.ns}/pods", f"/apis/{mo.API_VERSION}/namespaces/{kube.ns}/milvuses"
-        self.threads = [threading.Thread(target=self.follow, args=[path], daemon=True) for path in paths]
+        paths = f"/api/v1/namespaces/{kube.ns}/pods", kube.milvuses_path
         self.started = {path: threading.Event() for path in paths}
-        for thread in self.threads:
-            thread.start()
+        for path in paths:
+            threading.Thread(target=self.follow, args=[path], daemon=True).start()
         for event in self.started.values():
             assert event.wait(20), "the recorder does not start"
 
@@ -225,8 +220,7 @@ class Recorder:
         while self.running:
             try:
                 if not revision:
-                    answer = self.http.request("GET", self.server + path, headers=self.headers)
-                    page = json.loads(answer.data)
+                    page = json.loads(self.kube.request("GET", path).data)
                     for item in page["items"]:
                         self.add("ADDED", item)
                     revision = page["metadata"]["resourceVersion"]
@@ -245,9 +239,9 @@ class Recorder:
                 return
 
     def watch(self, path: str, revision: str) -> Iterator[bytes]:
-        url = f"{self.server}{path}?watch=1&resourceVersion={revision}"
+        changes = f"{path}?watch=1&resourceVersion={revision}"
         timeout = urllib3.Timeout(connect=2, read=None if self.running else 1)
-        with self.http.request("GET", url, headers=self.headers, preload_content=False, timeout=timeout) as answer:
+        with self.kube.request("GET", changes, preload_content=False, timeout=timeout) as answer:
             if answer.status >= 500:
                 raise OSError("it is starting")
             if answer.status != 200:
@@ -265,8 +259,7 @@ class Recorder:
         """Replay it all and fail on the first harm; returns what happened how often."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        names = {"marker"}
-        eventually(lambda: self.errors or sum(mo.name_of(one[3]) in names for one in [*self.history]) >= 2)
+        eventually(lambda: self.errors or sum(mo.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2)
         self.running = False
         assert not self.errors, self.errors
         deletes = deletes_of_operators(self.kube.plane, self.kube.ns)
@@ -298,18 +291,15 @@ class Judge:
     def __init__(self, deletes: set[str]) -> None:
         self.deletes = deletes
         self.wishes: dict[str, Wish] = defaultdict(Wish)  # by the UID of the Milvus
-        self.gone: set[str] = set()  # Milvus that were deleted
         self.pods: dict[str, Obj] = {}  # by UID
         self.owners: dict[str, str] = {}  # the last owner of each pod: users may orphan it under the operator's hands
-        self.rolling: dict[str, set[int]] = defaultdict(
-            set
-        )  # ordinals whose Ready pod went, by Milvus, until Ready again
+        # By the UID of the Milvus, the ordinals whose Ready pod went and that are not Ready again.
+        self.rolling: dict[str, set[int]] = defaultdict(set)
         self.seen: Counter[str] = Counter()
 
     def milvus(self, now: float, kind: str, milvus: Obj) -> None:
         uid = mo.uid_of(milvus)
         if kind == "DELETED" or mo.is_ending(milvus):
-            self.gone.add(uid)
             wish = (now, 0, "")
         else:
             wish = (now, milvus["spec"].get("replicas", 1), mo.template_hash(milvus))
@@ -334,7 +324,7 @@ class Judge:
         elif (mo.is_ending(pod) or kind == "DELETED") and not mo.is_ending(before):
             self.deleted(now, before)
         if mo.is_ready(pod) and kind != "DELETED":
-            self.rolling[mo.owner_uid(pod) or ""].discard(ordinal(pod))
+            self.rolling[mo.owner_uid(pod) or ""].discard(ordinal(mo.name_of(pod)))
         if kind == "DELETED":
             del self.pods[mo.uid_of(pod)]
 
@@ -342,7 +332,9 @@ class Judge:
         owner = mo.owner_uid(pod) or ""
         self.seen["created"] += 1
         wishes = self.wishes[owner].lately(now)
-        assert any(ordinal(pod) < replicas for replicas, _ in wishes), f"never asked for lately: {short(pod)}, {wishes}"
+        assert any(ordinal(mo.name_of(pod)) < replicas for replicas, _ in wishes), (
+            f"never asked for lately: {short(pod)}, {wishes}"
+        )
         template = mo.template_hash_of(pod)
         assert any(template == asked for _, asked in wishes), f"no such template lately: {short(pod)}, {wishes}"
 
@@ -353,7 +345,7 @@ class Judge:
             return
         self.seen["deleted"] += 1
         wishes = self.wishes[owner].lately(now)
-        if any(replicas <= ordinal(pod) for replicas, _ in wishes):
+        if any(replicas <= ordinal(mo.name_of(pod)) for replicas, _ in wishes):
             self.seen["surplus"] += 1
         elif mo.is_finished(pod):
             self.seen["finished"] += 1
@@ -364,11 +356,11 @@ class Judge:
             if mo.is_ready(pod):
                 self.seen["rolled while Ready"] += 1
                 assert not self.rolling[owner], f"{short(pod)} went while {self.rolling[owner]} were not Ready again"
-                self.rolling[owner].add(ordinal(pod))
+                self.rolling[owner].add(ordinal(mo.name_of(pod)))
 
 
-def ordinal(pod: Obj) -> int:
-    return int(mo.name_of(pod).rpartition("-")[2])
+def ordinal(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def short(pod: Obj) -> str:

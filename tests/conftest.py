@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import urllib3
 import yaml
 from controlplane import ControlPlane, Unavailable
 from kubernetes import config
@@ -60,6 +61,14 @@ class Kube:
         self.plane, self.ns = plane, namespace
         self.api = client(plane)
         self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
+        self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
+
+    def request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
+        """A bare request, on the connections of the client."""
+        token = self.api.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        headers = {"Authorization": str(token), "Content-Type": "application/json"}
+        pool = self.api.rest_client.pool_manager
+        return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         ours = [f"--kubeconfig={self.plane.kubeconfig()}", f"--cache-dir={self.plane.folder}/kubectl", "-n", self.ns]
@@ -292,6 +301,13 @@ def settle(operator: mo.Operator, passes: int = 40) -> None:
             return
         time.sleep(0.1)  # the kubelets' turn
     raise AssertionError("it does not come to rest")
+
+
+def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
+    """Make passes until these pods, and no others, are Ready, and nothing is left to write."""
+    settle(operator)
+    kube.ready(*names)
+    settle(operator)
 
 
 class Command:

@@ -33,7 +33,10 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 HERE = Path(__file__).resolve().parent
 MODULES = HERE / "controlplane"
@@ -172,16 +175,18 @@ def free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
-def service_account_key(path: Path) -> None:
-    """The key that signs the tokens of service accounts."""
+def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key, also written to the path."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    key = ec.generate_private_key(ec.SECP256R1())
     path.write_bytes(
-        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
     )
+    return key
 
 
 def client_certificate(folder: Path) -> None:
@@ -190,16 +195,15 @@ def client_certificate(folder: Path) -> None:
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
 
     def name(common: str, organization: str) -> x509.Name:
         oids = {x509.NameOID.COMMON_NAME: common, x509.NameOID.ORGANIZATION_NAME: organization}
         return x509.Name([x509.NameAttribute(oid, value) for oid, value in oids.items()])
 
-    authority, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    authority, now = new_key(folder / "client-ca.key"), datetime.now(timezone.utc)
     issuer = name("clients", "tests")
     for file, subject in {"client-ca": issuer, "admin": name("admin", "system:masters")}.items():
-        key = authority if subject == issuer else ec.generate_private_key(ec.SECP256R1())
+        key = authority if subject == issuer else new_key(folder / f"{file}.key")
         certificate = (
             x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
             .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
@@ -208,11 +212,6 @@ def client_certificate(folder: Path) -> None:
             .sign(authority, hashes.SHA256())
         )  # fmt: skip
         (folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (folder / f"{file}.key").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
 
 
 class Supervisor:
@@ -228,7 +227,7 @@ class Supervisor:
         """Start all; without nodes only etcd and kube-apiserver."""
         tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
         (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
-        service_account_key(self.folder / "sa.key")
+        new_key(self.folder / "sa.key")  # signs the tokens of service accounts
         client_certificate(self.folder)
         self.start_etcd()
         self.start_apiserver()

@@ -57,13 +57,16 @@ class Soak(NamedTuple):
 def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> Soak:
     """Run it, wait until all is as it was asked for, and judge. Raises AssertionError for any harm."""
     faults, recorder, users = Faults(seed=8, share=share), Recorder(kube), Users(kube, seed=9)
-    wire.fault, wire.keep = faults, False
+    wire.keep = False
     samples, log = list[Sample](), folder / "operator.log"
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url)
     with log.open("w") as stderr:
         operator = Command("-n", kube.ns, "--interval=0.5", "--timeout=2", env={"KUBECONFIG": config}, stderr=stderr)
-    started = sampled = time.monotonic()
     try:
+        kube.create("warm", replicas=60)  # so that each worker has its connection before anything is compared
+        eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
+        wire.fault, started = faults, time.monotonic()
+        sampled = started
         while (now := time.monotonic()) - started < seconds:
             users.change()
             time.sleep(0.3)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
-import yaml
 from conftest import Command, Kube, new_operator, original_crd
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,7 +212,7 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     pods = kube.all_pods()
     assert {"a-good-0", "a-good-1", "z-good-0", "z-good-1"} <= pods.keys()
     uids = {}
-    for milvus in mo.parse(raw(kube, f"/apis/{mo.API_VERSION}/namespaces/{kube.ns}/milvuses"))["items"]:
+    for milvus in mo.parse(kube.request("GET", kube.milvuses_path).data)["items"]:
         uids[mo.uid_of(milvus)] = mo.name_of(milvus)
         what = stored.get(mo.name_of(milvus), "good")
         conditions = [c for c in milvus["status"]["conditions"] if c["type"] == "Reconciled"]
@@ -262,27 +260,12 @@ def store(kube: Kube, specs: dict[str, str]) -> tuple[dict[str, str], dict[str, 
         name = f"bad-{number}"
         milvus = {"apiVersion": mo.API_VERSION, "kind": mo.KIND, "metadata": {"name": name}, "spec": "SPEC"}
         body = json.dumps(milvus).replace('"SPEC"', spec)
-        answer = json.loads(raw(kube, f"/apis/{mo.API_VERSION}/namespaces/{kube.ns}/milvuses", body))
+        answer = mo.parse(kube.request("POST", kube.milvuses_path, body=body.encode(errors="surrogatepass")).data)
         if answer["kind"] == "Status":
             refused[what] = answer["message"]
         else:
             stored[name] = what
     return stored, refused
-
-
-def raw(kube: Kube, path: str, body: str | None = None) -> bytes:
-    """What the API server answers, cut where it is nested too deeply for a parser."""
-    content = yaml.safe_load(kube.plane.kubeconfig().read_text())
-    headers = {"Authorization": f"Bearer {content['users'][0]['user']['token']}", "Content-Type": "application/json"}
-    url, data = (
-        content["clusters"][0]["cluster"]["server"] + path,
-        body.encode(errors="surrogatepass") if body else None,
-    )
-    pool = HTTP.setdefault(url[:30], urllib3.PoolManager(ca_certs=str(kube.plane.folder / "pki" / "apiserver.crt")))
-    return mo.shallow(pool.request("POST" if body else "GET", url, body=data, headers=headers).data)
-
-
-HTTP: dict[str, urllib3.PoolManager] = {}
 
 
 KEYS = [

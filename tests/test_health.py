@@ -198,14 +198,8 @@ def test_no_thread_outlives_the_loop(kube: Kube, command: Start) -> None:
 def test_a_write_that_fails_after_its_pass_is_over_is_told(
     kube: Kube, command: Start, wire: Wire, tmp_path: Path
 ) -> None:
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        refused = verb == "POST" and "/pods" in path
-        if refused:
-            time.sleep(1)
-            handler.answer(500, b'{"kind": "Status", "reason": "InternalError", "message": "webhook timed out"}')
-        return refused
-
-    wire.fault = fault
+    answer = b'{"kind": "Status", "reason": "InternalError", "message": "webhook timed out"}'
+    wire.spoil("POST", "/pods", 500, answer, after=1)
     kube.create()
     command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.3")
     eventually(lambda: kube.condition("Reconciled").get("reason") == "APIError")
@@ -216,13 +210,8 @@ def test_a_write_that_fails_after_its_pass_is_over_is_told(
 
 
 def test_a_status_that_is_refused_holds_up_no_other(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        refused = verb == "PATCH" and "/a/status" in path
-        if refused:
-            handler.answer(403, b'{"kind": "Status", "reason": "Forbidden", "message": "denied by a webhook"}')
-        return refused
-
-    wire.fault = fault
+    answer = b'{"kind": "Status", "reason": "Forbidden", "message": "denied by a webhook"}'
+    wire.spoil("PATCH", "/a/status", 403, answer)
     operator = new_operator(kube, server=wire.url)
     kube.create("a")
     operator.run_pass()

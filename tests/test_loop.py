@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ORIGINAL_MILVUS, TOP, Kube, eventually, new_operator, original_crd, plain, settle
+from conftest import ORIGINAL_MILVUS, TOP, Kube, eventually, new_operator, original_crd, plain, rest, settle
 from wire import Wire
 
 import milvus_operator as mo
@@ -126,9 +126,7 @@ def test_a_succeeded_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
 def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest(kube: Kube, wire: Wire) -> None:
     kube.create(replicas=3)
     operator = new_operator(kube, server=wire.url)
-    settle(operator)
-    kube.ready("x-0", "x-1", "x-2")
-    settle(operator)
+    rest(operator, kube, "x-0", "x-1", "x-2")
     ready = []
 
     def note(handler: Any, verb: str, path: str) -> bool:
@@ -436,9 +434,7 @@ def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted(kube: Kube, 
 
 def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
-    settle(operator)
-    kube.ready("x-0", "x-1")
-    settle(operator)
+    rest(operator, kube, "x-0", "x-1")
     kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
     table = [line.split() for line in kube.kubectl("get", "mi").splitlines()]
     assert table[0] == ["NAME", "DESIRED", "READY", "STATUS", "IMAGE", "AGE"]
@@ -455,9 +451,7 @@ def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> Non
 
 def test_last_transition_time_changes_only_with_the_status(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
-    settle(operator)
-    kube.ready("x-0")
-    settle(operator)
+    rest(operator, kube, "x-0")
     before = kube.condition("Ready")["lastTransitionTime"]
     time.sleep(1.1)
     kube.change(replicas=0)
@@ -472,9 +466,7 @@ def test_nothing_is_written_when_nothing_changed(kube: Kube, wire: Wire) -> None
     for name in ("x", "y"):
         kube.create(name, replicas=2)
     operator = new_operator(kube, server=wire.url)
-    settle(operator)
-    kube.ready("x-0", "x-1", "y-0", "y-1")
-    settle(operator)
+    rest(operator, kube, "x-0", "x-1", "y-0", "y-1")
     wire.requests.clear()
     operator.run_pass()
     assert wire.verbs() == [
@@ -559,9 +551,7 @@ def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube,
 def test_pod_security_limits_what_spec_pod_can_ask_for(kube: Kube, operator: mo.Operator, asked: Obj) -> None:
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=baseline")
     kube.create()
-    settle(operator)
-    kube.ready("x-0")
-    settle(operator)
+    rest(operator, kube, "x-0")
     before = kube.uids()
     kube.change(pod={"spec": asked})
     settle(operator)
@@ -659,9 +649,7 @@ def test_storage_cannot_be_changed_added_or_removed(kube: Kube) -> None:
 def test_an_overlay_that_makes_the_pod_invalid_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     kube.create("y")
-    settle(operator)
-    kube.ready("x-0", "x-1", "y-0")
-    settle(operator)
+    rest(operator, kube, "x-0", "x-1", "y-0")
     before = kube.uids()
     kube.change(pod={"spec": {"containers": [{"name": "milvus", "ports": [{"containerPort": 99999}]}]}})
     kube.change("y", replicas=2)
@@ -709,7 +697,7 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube:
     for depth in (90, 900, 4000, 8000):
         body = f'{{"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {{"name": "deep-{depth}"}}, "spec": {{"image": "a", "pod": {{"spec": '
         body += '{"a":' * depth + "1" + "}" * depth + "}}}"
-        kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+        kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create("y")
     operator.run_pass()
     assert kube.names() == ["y-0"] or kube.names() == ["deep-90-0", "y-0"]
@@ -856,7 +844,7 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
             f'{{"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {metadata}, "spec": {{"image": "a", "x": '
         )
         body += '{"a":' * depth + "1" + "}" * depth + "}}"
-        kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+        kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create("y")
     operator.run_pass()
     assert kube.names() == ["deep-4000-0", "deep-8000-0", "deep-900-0", "y-0"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Kube, eventually, new_operator, settle
+from conftest import Kube, eventually, new_operator, rest, settle
 from wire import Handler, Wire
 
 import milvus_operator as mo
@@ -115,9 +115,7 @@ def test_only_pages_that_changed_are_parsed(
 ) -> None:
     monkeypatch.setattr(mo, "PAGE", 2)
     kube.create(replicas=6)
-    settle(operator)
-    kube.ready(*(f"x-{i}" for i in range(6)))
-    settle(operator)
+    rest(operator, kube, *(f"x-{i}" for i in range(6)))
     parsed()
     operator.run_pass(once=True)
     assert parsed() == []
@@ -131,9 +129,7 @@ def test_only_pages_that_changed_are_parsed(
 def test_a_milvus_at_rest_is_looked_at_again_when_anything_about_it_changes(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     kube.create("y")
-    settle(operator)
-    kube.ready("x-0", "x-1", "y-0")
-    settle(operator)
+    rest(operator, kube, "x-0", "x-1", "y-0")
     looked: list[str] = []
     real = operator.go_on
 
@@ -157,9 +153,7 @@ def test_a_milvus_at_rest_is_looked_at_again_when_anything_about_it_changes(kube
 
 def test_a_failed_pod_that_must_wait_is_not_forgotten(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
-    settle(operator)
-    kube.ready("x-0")
-    settle(operator)
+    rest(operator, kube, "x-0")
     memory = operator.scopes[0].memories[kube.get()["metadata"]["uid"]]
     memory.replaced.wait_longer(time.monotonic())
     kube.set_pod_status("x-0", phase="Failed")
@@ -185,15 +179,7 @@ def test_writes_under_way_at_the_end_of_a_pass_are_waited_for(kube: Kube, wire: 
 
 def test_a_failure_at_the_end_of_a_pass_is_told_by_the_next(kube: Kube, wire: Wire) -> None:
     """As of a webhook that takes as long as the interval: each of its failures comes when the pass is over."""
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        slow = verb == "POST" and "/pods" in path
-        if slow:
-            time.sleep(0.1)
-            handler.answer(500, b'{"kind":"Status","message":"the webhook is slow"}')
-        return slow
-
-    wire.fault = fault
+    wire.spoil("POST", "/pods", 500, b'{"kind":"Status","message":"the webhook is slow"}', after=0.1)
     operator = new_operator(kube, server=wire.url)
     kube.create()
 
@@ -243,7 +229,7 @@ def test_a_milvus_nested_deeply_is_invalid_and_harms_nobody(kube: Kube, operator
     deep = '{"spec":' * levels + "{}" + "}" * levels
     spec = f'{{"image":"i","pod":{deep}}}'
     body = f'{{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{{"name":"deep"}},"spec":{spec}}}'
-    kube.kubectl("create", "--raw", f"/apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses", "-f", "-", stdin=body)
+    kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create()
     settle(operator)
     assert kube.names() == ["x-0"]

@@ -43,6 +43,18 @@ class Wire:
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
+    def spoil(self, verb: str, part: str, code: int, body: bytes, after: float = 0) -> None:
+        """From now on answer so, after some seconds, what has that verb and this part in its path."""
+
+        def fault(handler: Handler, asked: str, path: str) -> bool:
+            hit = asked == verb and part in path
+            if hit:
+                time.sleep(after)
+                handler.answer(code, body)
+            return hit
+
+        self.fault = fault
+
     def outage(self, seconds: float) -> None:
         """Reset each connection that asks for something, and refuse new ones."""
         self.up = False
