@@ -225,53 +225,54 @@ def mapping(value: Any) -> Obj:
 
 
 def replicas_of(milvus: Obj) -> int:
-    """How many pods are wanted.
+    """How many pods are wanted. Raises Invalid when the spec can't be served."""
+    if flaw := next(flaws_of(milvus), None):
+        raise Invalid(flaw)
+    settings_of(milvus)
+    replicas: int | None = milvus["spec"].get("replicas")
+    return 1 if replicas is None else replicas
 
-    Raises Invalid when the spec can't be served. With our CRD the API server has checked
-    most of it before; the original CRD checks nothing but the types.
-    """
+
+def flaws_of(milvus: Obj) -> Iterator[str]:
+    """What is wrong with the spec. Our CRD has most of it checked before; the original one checks types alone."""
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
-    image, text, pod = spec.get("image"), spec.get("milvusSpec"), mapping(spec.get("pod"))
+    image, replicas, pod = spec.get("image"), spec.get("replicas"), mapping(spec.get("pod"))
     metadata = mapping(pod.get("metadata"))
-    replicas = 1 if spec.get("replicas") is None else spec["replicas"]
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
-        raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
+        yield f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it"
     if not isinstance(image, str) or not image:
-        raise Invalid(f"spec.image must be the name of an image, not {short(image)}")
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
-        raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}, not {short(replicas)}")
-    if text is not None and not isinstance(text, str):
-        raise Invalid("spec.milvusSpec must be text")
-    if pod and deeper_than(MAX_POD_DEPTH, pod):
-        raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
-    mappings = {
+        yield f"spec.image must be the name of an image, not {short(image)}"
+    if replicas is not None and (type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS):
+        yield f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}, not {short(replicas)}"
+    if not isinstance(spec.get("milvusSpec"), str | None):
+        yield "spec.milvusSpec must be text"
+    if deeper_than(MAX_POD_DEPTH, pod):
+        yield f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep"
+    for path, value in {
         "storage": spec.get("storage"),
         "pod": spec.get("pod"),
         "pod.spec": pod.get("spec"),
         "pod.metadata": pod.get("metadata"),
         "pod.metadata.labels": metadata.get("labels"),
         "pod.metadata.annotations": metadata.get("annotations"),
-    }
-    for path, value in mappings.items():
-        if value is not None and not isinstance(value, dict):
-            raise Invalid(f"spec.{path} must be a mapping, not {short(value)}")
-    settings_of(milvus)
-    return replicas
+    }.items():
+        if not isinstance(value, dict | None):
+            yield f"spec.{path} must be a mapping, not {short(value)}"
 
 
 def deeper_than(levels: int, value: Any) -> bool:
     """Whether mappings and lists are nested in more levels; without recursion, which is what deep ones break."""
     layer = [value]
     for _ in range(levels + 1):
-        layer = [
-            part
-            for outer in layer
-            if isinstance(outer, (dict, list))
-            for part in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        layer = [part for outer in layer for part in parts_of(outer)]
         if not layer:
             return False
     return True
+
+
+def parts_of(value: Any) -> Iterable[Any]:
+    """The values of a mapping, the items of a list, nothing of anything else."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def short(value: Any) -> str:
@@ -328,13 +329,12 @@ def owner_reference(milvus: Obj) -> Obj:
 
 def new_pod(milvus: Obj, ordinal: int) -> Obj:
     """The pod of this ordinal, as it is sent to the API server: ours, with spec.pod laid over it."""
-    spec, name, settings = milvus["spec"], pod_name(milvus, ordinal), settings_of(milvus)
-    over = mapping(spec.get("pod"))
+    spec, name = milvus["spec"], pod_name(milvus, ordinal)
+    over, settings = mapping(spec.get("pod")), settings_of(milvus)
     metadata = mapping(over.get("metadata"))
     annotations = {TEMPLATE_HASH: template_hash(milvus)}
     if settings is None:
         annotations[MILVUS_SPEC] = spec["milvusSpec"]
-    healthz = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
     claim = {"persistentVolumeClaim": {"claimName": f"data-{name}"}}
     ours = {
         "hostname": name,
@@ -343,21 +343,7 @@ def new_pod(milvus: Obj, ordinal: int) -> Obj:
         "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT, which Milvus reads
         "terminationGracePeriodSeconds": 60,
         "securityContext": {"fsGroup": 999},  # the user of images that don't run as root
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": spec["image"],
-                "args": ["milvus", "run", "standalone"],
-                "env": environment(DEFAULTS, settings or {}),
-                "ports": [{"name": port, "containerPort": number} for port, number in PORTS.items()],
-                "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
-                "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
-                "livenessProbe": {"tcpSocket": {"port": "metrics"}, "timeoutSeconds": 5, "periodSeconds": 15},
-                "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
-                "securityContext": {"allowPrivilegeEscalation": False},
-                "volumeMounts": [{"name": "data", "mountPath": DATA}],
-            }
-        ],
+        "containers": [new_container(spec["image"], settings or {})],
         "volumes": [{"name": "data"} | (claim if spec.get("storage") else {"emptyDir": {}})],
     }
     return {
@@ -371,6 +357,24 @@ def new_pod(milvus: Obj, ordinal: int) -> Obj:
             "ownerReferences": [owner_reference(milvus)],
         },
         "spec": overlay(ours, mapping(over.get("spec"))),
+    }
+
+
+def new_container(image: str, settings: dict[str, str]) -> Obj:
+    """A standalone Milvus with these settings. It may take five minutes to start, and is not Ready before."""
+    healthz = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
+    return {
+        "name": CONTAINER,
+        "image": image,
+        "args": ["milvus", "run", "standalone"],
+        "env": environment(DEFAULTS, settings),
+        "ports": [{"name": port, "containerPort": number} for port, number in PORTS.items()],
+        "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": {"tcpSocket": {"port": "metrics"}, "timeoutSeconds": 5, "periodSeconds": 15},
+        "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "volumeMounts": [{"name": "data", "mountPath": DATA}],
     }
 
 
@@ -389,29 +393,12 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
 
 def settings_of(milvus: Obj) -> dict[str, str] | None:
     """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
-    return outcome_of(milvus["spec"].get("milvusSpec") or "{}")[0]
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[0]
 
 
 def syntax_error(milvus: Obj) -> int:
-    """The line of spec.milvusSpec that is no YAML, or 0."""
-    return outcome_of(milvus["spec"].get("milvusSpec") or "{}")[1]
-
-
-def outcome_of(text: str) -> tuple[dict[str, str] | None, int]:
-    """As parse_settings(), which reads a text of common length once."""
-    settings, line, wrong = (outcome if len(text) < 4096 else outcome.__wrapped__)(text)
-    if wrong:
-        raise Invalid(wrong)
-    return settings, line
-
-
-@functools.lru_cache(maxsize=1024)
-def outcome(text: str) -> tuple[dict[str, str] | None, int, str]:
-    """What parse_settings() returns, and what is wrong with a text that it does not take."""
-    try:
-        return *parse_settings(text), ""
-    except Invalid as error:
-        return None, 0, str(error)
+    """The line of spec.milvusSpec that is no YAML, or 0. Raises Invalid."""
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[1]
 
 
 def invalid(node: Any, text: str) -> Invalid:
@@ -419,6 +406,7 @@ def invalid(node: Any, text: str) -> Invalid:
     return Invalid(f"spec.milvusSpec, line {node.start_mark.line + 1}: {text}")
 
 
+@functools.lru_cache(maxsize=128)
 def parse_settings(text: str) -> tuple[dict[str, str] | None, int]:
     """The settings of a YAML mapping, flattened to dotted names, and 0.
 
@@ -429,23 +417,28 @@ def parse_settings(text: str) -> tuple[dict[str, str] | None, int]:
     try:
         if not is_harmless_mapping(text):
             return None, 0
-        pairs = list(flatten(yaml.compose(text, YAML_LOADER)))
+        nodes = list(flatten(yaml.compose(text, YAML_LOADER)))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
         return None, min(line, text.rstrip().count("\n")) + 1  # some are seen at the end only
     except (yaml.YAMLError, ValueError):  # characters that YAML does not allow
         return None, 1
-    if len(pairs) > MAX_SETTINGS:
-        raise Invalid(f"spec.milvusSpec has {len(pairs)} settings; {MAX_SETTINGS} is the most")
+    check_settings(nodes)
+    return {name: value_of(node) for name, node in nodes}, 0
+
+
+def check_settings(nodes: list[tuple[str, Any]]) -> None:
+    """Raise Invalid for too many settings, for one that is the pod's, and for one that is there twice."""
+    if len(nodes) > MAX_SETTINGS:
+        raise Invalid(f"spec.milvusSpec has {len(nodes)} settings; {MAX_SETTINGS} is the most")
     lines: dict[str, int] = {}
-    for name, node in pairs:
+    for name, node in nodes:
         key = setting(name)
         if key in FIXED:
             raise invalid(node, f"{FIXED[key]} is the pod's and can't be changed")
         if key in lines:
             raise invalid(node, f"the same setting as in line {lines[key]}")
         lines[key] = node.start_mark.line + 1
-    return {name: value_of(node) for name, node in pairs}, 0
 
 
 def is_harmless_mapping(text: str) -> bool:
@@ -727,23 +720,6 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
     except Invalid as error:
         ready, words, updated = False, Problem(INVALID, str(error)), 0
         problem = reconciled = words
-    present = mapping(milvus.get("status")).get("conditions")
-    before: dict[str, Obj] = {}
-    for last in present if isinstance(present, list) else []:
-        if isinstance(last, dict) and all(isinstance(last.get(key), str) for key in ("type", "lastTransitionTime")):
-            before[last["type"]] = last
-
-    def condition(kind: str, true: bool, said: Problem) -> Obj:
-        status, last = str(true), before.get(kind, {})
-        return {
-            "type": kind,
-            "status": status,
-            "observedGeneration": milvus["metadata"]["generation"],
-            "lastTransitionTime": last["lastTransitionTime"] if last.get("status") == status else now,
-            "reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown",
-            "message": said.message[:1024],
-        }
-
     return {
         "observedGeneration": milvus["metadata"]["generation"],
         "replicas": len(there),
@@ -751,7 +727,32 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
         "updatedReplicas": updated,
         "pods": [name_of(pod) for pod in there],
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items())),
-        "conditions": [condition("Ready", ready, words), condition("Reconciled", problem is None, reconciled)],
+        "conditions": [
+            new_condition(milvus, "Ready", ready, words, now),
+            new_condition(milvus, "Reconciled", problem is None, reconciled, now),
+        ],
+    }
+
+
+def conditions_of(milvus: Obj) -> list[Obj]:
+    """Those in its present status, which under the original CRD may be of any shape."""
+    found = mapping(milvus.get("status")).get("conditions")
+    return [condition for condition in found if isinstance(condition, dict)] if isinstance(found, list) else []
+
+
+def new_condition(milvus: Obj, kind: str, true: bool, said: Problem, now: str) -> Obj:
+    """A condition, whose lastTransitionTime changes only with its status."""
+    status = str(true)
+    same = [c for c in conditions_of(milvus) if (c.get("type"), c.get("status")) == (kind, status)]
+    return {
+        "type": kind,
+        "status": status,
+        "observedGeneration": milvus["metadata"]["generation"],
+        "lastTransitionTime": next(
+            (c["lastTransitionTime"] for c in same if isinstance(c.get("lastTransitionTime"), str)), now
+        ),
+        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown",
+        "message": said.message[:1024],
     }
 
 
@@ -850,6 +851,10 @@ class ApiError(Exception):
         if self.code == 403:
             reason = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
         return Problem(reason, str(self), f"Failed{verb.capitalize()}", self.is_general or bool(self.denied(None)))
+
+
+def right_to_status(milvus: Obj) -> str:
+    return f"patch {PLURAL}/status in {namespace_of(milvus)}"
 
 
 def place(namespace: str | None) -> str:
@@ -1229,6 +1234,23 @@ class Backoff:
         self.delay = 0
 
 
+class Tally(NamedTuple):
+    """What the metrics count of a Milvus: its state, one of STATES, and its pods."""
+
+    state: str = "progressing"
+    wanted: int = 0
+    present: int = 0
+    ready: int = 0
+
+
+class Trouble(NamedTuple):
+    """What is wrong for more than one Milvus, when it was last seen, and until when nothing tries it again."""
+
+    text: str
+    seen: float
+    until: float
+
+
 class Story(NamedTuple):
     """What an event tells about a Milvus; the pods that it is about are told together."""
 
@@ -1242,41 +1264,45 @@ class Memory:
     """What is known of a Milvus from one pass to the next. None of it is needed to be correct."""
 
     generation: int = 0
-    held: dict[str, Problem] = field(default_factory=dict)  # by pod name: what was refused, until `refused` is over
-    suspects: set[str] = field(default_factory=set)  # those that were tried and refused: the last to be tried again
-    refused: Backoff = field(default_factory=lambda: Backoff(10, 300))
-    replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))
+    held: dict[str, Problem] = field(
+        default_factory=dict
+    )  # by pod name: what was refused, in the order of the next try
+    refused: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then it rests
+    replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then a finished pod is not replaced
+    no_status: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then its status is not written
     late: Problem | None = None  # what failed after its pass was over
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
     settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
-    no_status: Backoff = field(default_factory=lambda: Backoff(10, 300))  # its status was refused
+    tally: Tally = field(default_factory=lambda: Tally())
     said: Problem | None = None  # in the log and by an event
-    state: str = "progressing"  # one of STATES
-    wanted: int = 0  # pods, as are the next two
-    present: int = 0
-    ready: int = 0
     untold: dict[Story, list[str]] = field(default_factory=dict)  # events to be written, with the names of their pods
     events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # written: name and count by content
 
     def recall(self, milvus: Obj, now: float) -> None:
-        """Forget what is over: refusals that may be tried again, replacements long ago."""
-        generation = milvus["metadata"].get("generation", 0)
-        if generation != self.generation:
-            self.generation = generation
+        """Forget what is over: refusals of an earlier spec, replacements long ago."""
+        if milvus["metadata"].get("generation", 0) != self.generation:
+            self.generation = milvus["metadata"].get("generation", 0)
             self.held.clear()
-            self.suspects.clear()
             self.refused.forget()
             self.no_status.forget()
-        if now >= self.refused.until:
-            self.held.clear()
         if now >= self.replaced.since + 600:
             self.replaced.forget()
 
+    def is_at_rest(self, versions: tuple[str, ...], now: float) -> bool:
+        """Whether nothing was left to do at these versions, and nothing waits for its time."""
+        return self.settled == versions and not self.untold and not (self.held and now >= self.refused.until)
+
+    def to_tell(self, story: Story, *pods: str) -> None:
+        """Have an event written about these pods; of more than twenty that wait, the oldest are dropped."""
+        self.untold.setdefault(story, []).extend(pods)
+        if len(self.untold) > 20:
+            del self.untold[next(iter(self.untold))]
+
     def hold(self, held: dict[str, Problem], now: float) -> None:
-        """Let what was refused rest; several refusals of one try are one."""
-        self.held |= held
+        """Let what was refused rest, to be tried in this order; several refusals of one try are one."""
+        self.held = {name: problem for name, problem in self.held.items() if name not in held} | held
         if now >= self.refused.until:
             self.refused.wait_longer(now)
 
@@ -1291,7 +1317,7 @@ class Plan:
 
     ROUNDS = 4  # of deciding upon the outcome of the round before: adopt, then vet, then delete, then create
 
-    __slots__ = ("changed", "closed", "failure", "finished", "memory", "milvus", "pods", "rounds", "todo", "versions")
+    __slots__ = ("changed", "closed", "failure", "memory", "milvus", "pods", "rounds", "todo", "versions")
 
     def __init__(self, milvus: Obj, pods: Collection[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
@@ -1300,43 +1326,49 @@ class Plan:
         self.rounds = 0
         self.failure, memory.late = memory.late, None  # what ended the plan early, or one before it late
         self.changed: set[str] = set()  # pods that are not any more as they were listed
-        self.finished = False  # no pod is left to write about
-        self.closed = False  # its status is dealt with
-
-    def stop(self, failure: Problem | None = None) -> None:
-        """Go no further, because of a failure or because the pass is over."""
-        self.todo.clear()
-        self.finished, self.closed, self.failure = True, not failure, failure
+        self.closed = False  # no pod is left to write about, or the pass is over
 
     def next(self) -> Action | None:
-        """The next write that need not wait for those under way; sets `finished` when there is none left."""
-        if not self.todo and not self.memory.writing and not self.finished:
-            self.todo.extend(self.decide())
-            self.finished = not self.todo
+        """The next write, if there is one that need not wait for those under way."""
+        if not self.todo and self.is_done:
+            self.todo = self.decide()
         return self.todo.pop(0) if self.todo else None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all writes have been answered, after next() has found no other."""
+        return not self.todo and not self.memory.writing
+
     def decide(self) -> list[Action]:
-        """The writes of the next round, less what rests after a refusal."""
-        memory, now, self.rounds = self.memory, time.monotonic(), self.rounds + 1
-        if self.failure or self.rounds > self.ROUNDS:
+        """The writes of the next round: what was refused rests, and is then the last to be tried."""
+        memory, pods, now = self.memory, self.pods.values(), time.monotonic()
+        self.rounds += 1
+        if self.failure or self.closed or self.rounds > self.ROUNDS:
             return []
         try:
-            conflicts = strangers(self.milvus, self.pods.values())
-            for pod in members(self.milvus, self.pods.values()).values():
-                if name_of(pod) in memory.held and memory.held[name_of(pod)].reason == NAME_CONFLICT:
-                    del memory.held[name_of(pod)]  # another copy has made it
-            if not conflicts.keys() <= memory.held.keys():
-                memory.hold(conflicts, now)
-            held = {name for name, problem in memory.held.items() if problem.reason == NAME_CONFLICT}
-            may_replace = now >= memory.replaced.until
-            vetted = memory.vetted == template_hash(self.milvus)
+            conflicts = strangers(self.milvus, pods)
+            ours = {name_of(pod) for pod in members(self.milvus, pods).values()}
+            rests = memory.held if now < memory.refused.until else {}
+            for name in [name for name in ours & memory.held.keys() if memory.held[name].reason == NAME_CONFLICT]:
+                del memory.held[name]  # another copy has made it
+            seen = {name for name, problem in rests.items() if problem.reason == NAME_CONFLICT}
             actions = decide(
-                self.milvus, self.pods.values(), held=held | conflicts.keys(), replace=may_replace, vetted=vetted
+                self.milvus,
+                pods,
+                held=conflicts.keys() | seen,
+                replace=now >= memory.replaced.until,
+                vetted=memory.vetted == template_hash(self.milvus),
             )
         except Invalid:
             return []  # its status says why
-        actions = [action for action in actions if name_of(action.pod) not in memory.held.keys() | self.changed]
-        return sorted(actions, key=lambda action: name_of(action.pod) in memory.suspects)
+        if not rests:
+            to_do = {name_of(action.pod) for action in actions}
+            memory.held = {name: held for name, held in memory.held.items() if name in to_do}
+        if not conflicts.keys() <= memory.held.keys():
+            memory.hold(conflicts, now)
+        actions = [action for action in actions if name_of(action.pod) not in rests.keys() | self.changed]
+        order = {name: place for place, name in enumerate(memory.held, 1)}
+        return sorted(actions, key=lambda action: order.get(name_of(action.pod), 0))
 
     def replaces(self, action: Action) -> bool:
         """Whether it deletes a pod for another to take its place."""
@@ -1344,6 +1376,7 @@ class Plan:
 
     def succeeded(self, action: Action, pod: Obj | None) -> None:
         """Take in what the API server answered: the pod as it is now, or that there is none."""
+        self.memory.held.pop(name_of(action.pod), None)
         if action.verb == "vet":
             self.memory.vetted = template_hash(self.milvus)
             return
@@ -1351,15 +1384,11 @@ class Plan:
         if pod:
             self.pods[name_of(pod)] = pod
         if action.verb in DONE:
-            reason = DONE[action.verb].capitalize()
-            if self.replaces(action):
-                reason, now = "Replaced", time.monotonic()
-                if is_finished(action.pod) and now >= self.memory.replaced.until:  # those of one pass count once
-                    self.memory.replaced.wait_longer(now)
-            untold = self.memory.untold
-            untold.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
-            if len(untold) > 20:
-                del untold[next(iter(untold))]
+            reason = "Replaced" if self.replaces(action) else DONE[action.verb].capitalize()
+            now = time.monotonic()
+            if reason == "Replaced" and is_finished(action.pod) and now >= self.memory.replaced.until:
+                self.memory.replaced.wait_longer(now)  # once for those of one pass
+            self.memory.to_tell(Story(reason, action.reason), name_of(action.pod))
 
     def failed(self, action: Action, error: ApiError) -> None:
         """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
@@ -1371,27 +1400,24 @@ class Plan:
             problem = error.problem("create" if action.verb in ("vet", "look") else action.verb)
             self.failure = self.failure or problem
             if not error.is_transient:
-                self.memory.suspects.add(name_of(action.pod))
-                self.memory.hold({name_of(a.pod): problem for a in (action, *self.todo)}, time.monotonic())
+                self.memory.hold({name_of(a.pod): problem for a in (*self.todo, action)}, time.monotonic())
             self.todo.clear()
 
     def outcome(self) -> tuple[Obj, Problem | None]:
         """When all is done: the status, and what is to be said, most of all why the Milvus could not be served."""
-        held = self.memory.held
+        memory, held = self.memory, self.memory.held
         if not held and not self.failure:
-            self.memory.refused.forget()
-            self.memory.suspects.clear()
+            memory.refused.forget()
         problem = held[min(held)] if held else self.failure  # the first of what rests, so that it stays the same
         status = status_of(self.milvus, self.pods.values(), problem, timestamp())
-        reconciled = status["conditions"][1]
+        ready, reconciled = status["conditions"]
         if not problem and reconciled["reason"] != "Reconciled":
             problem = Problem(reconciled["reason"], reconciled["message"])
-        ready = status["conditions"][0]["status"] == "True"
-        memory = self.memory
-        memory.state = "failed" if reconciled["status"] == "False" else "ready" if ready else "progressing"
-        memory.present, memory.ready = status["replicas"], status["readyReplicas"]
+        state = "failed" if reconciled["status"] == "False" else "ready" if ready["status"] == "True" else "progressing"
+        wanted = memory.tally.wanted
         with contextlib.suppress(Invalid):
-            memory.wanted = replicas_of(self.milvus)
+            wanted = replicas_of(self.milvus)
+        memory.tally = Tally(state, wanted, status["replicas"], status["readyReplicas"])
         return status, problem
 
 
@@ -1419,9 +1445,7 @@ class Operator:
     def __init__(self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int) -> None:
         self.cluster, self.interval, self.workers = cluster, interval, workers
         self.scopes = [Scope(namespace) for namespace in namespaces]
-        self.troubles: dict[str, tuple[str, float]] = {}  # what is wrong and since when, by what it is about; said once
-        self.no_status: dict[str, float] = {}  # when to try again to write status, by namespace
-        self.no_events: dict[str, float] = {}  # and events
+        self.troubles: dict[str, Trouble] = {}  # by what they are about; said once
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
         self.turned = self.good = time.monotonic()  # when the loop last went on; when a pass last did all
         SINCE_GOOD_PASS.set_function(lambda: time.monotonic() - self.good)
@@ -1489,19 +1513,17 @@ class Operator:
         self.counts.clear()
         plans: list[Plan] = []
         due = [scope for scope in self.scopes if scope.due <= started]
-        answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | ApiError]] = SimpleQueue()
+        answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | None, ApiError | None]] = SimpleQueue()
         for scope in due:
             self.lists.put(functools.partial(self.list_scope, scope, answers))
-        for scope, answer in (answers.get() for _ in due):
+        for scope, answer, error in (answers.get() for _ in due):
             scope.due = started + self.interval
-            try:
-                if isinstance(answer, ApiError):
-                    raise answer
-                plans += self.plans(scope, *answer)
-            except ApiError as error:
+            made = None
+            if answer:
+                made, error = attempt(functools.partial(self.plans, scope, *answer))
+            if error:
                 self.list_failed(scope, error)
-            except Exception as error:  # an answer that is JSON, but not what an API server says
-                self.list_failed(scope, unexpected(error))
+            plans += made or []
         plans.sort(key=lambda plan: plan.memory.served)
         now = time.monotonic()
         self.work(plans, math.inf if once else now + max(self.interval, now - started))
@@ -1509,14 +1531,8 @@ class Operator:
         return not self.counts["failed"]
 
     def list_scope(self, scope: Scope, answers: SimpleQueue[Any]) -> None:
-        try:
-            answers.put((scope, self.cluster.snapshot(scope.namespace, self.turn)))
-        except ApiError as error:
-            answers.put((scope, error))
-        except Exception as error:  # an answer that is JSON, but not what an API server says
-            answers.put((scope, unexpected(error)))
-        finally:
-            self.turn()
+        answers.put((scope, *attempt(functools.partial(self.cluster.snapshot, scope.namespace, self.turn))))
+        self.turn()
 
     def list_failed(self, scope: Scope, error: ApiError) -> None:
         self.counts["failed"] += 1
@@ -1525,12 +1541,12 @@ class Operator:
         scope.due = now + scope.failures.delay * random.uniform(0.5, 1)
         self.trouble(f"list {scope}", explain(error, "list", scope.namespace, self.cluster.server))
 
-    def plans(self, scope: Scope, found: list[Obj], wanted: list[Obj]) -> Iterator[Plan]:
-        """A plan for each Milvus that can be served now."""
+    def plans(self, scope: Scope, found: list[Obj], wanted: list[Obj]) -> list[Plan]:
+        """A plan for each Milvus that is not at rest and can be served now."""
         scope.failures.forget()
         scope.listed = True
         self.fine(f"list {scope}")
-        now, uids = time.monotonic(), {uid_of(milvus) for milvus in wanted}
+        uids = {uid_of(milvus) for milvus in wanted}
         scope.memories = {uid: scope.memories.get(uid) or Memory() for uid in uids}
         index: dict[Any, list[Obj]] = defaultdict(list)
         for pod in found:
@@ -1538,17 +1554,16 @@ class Operator:
             index[namespace_of(pod), owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)].append(pod)
         self.counts["milvus"] += len(wanted)
         self.counts["pods"] += len(found)
+        plans = list[Plan]()
         for milvus in wanted:
-            memory = scope.memories[uid_of(milvus)]
-            if not is_ending(milvus) and not memory.writing:  # else what was listed of it may be old
-                place = namespace_of(milvus)
-                pods = index.get((place, uid_of(milvus)), []) + index.get((place, name_of(milvus)), [])
-                tries_again = memory.held and now >= memory.refused.until
-                if memory.untold or tries_again or memory.settled != versions_of(milvus, pods):
-                    memory.recall(milvus, now)
-                    yield Plan(milvus, pods, memory)
-                else:
-                    self.counts["failed"] += memory.state == "failed"
+            memory, namespace = scope.memories[uid_of(milvus)], namespace_of(milvus)
+            pods = index.get((namespace, uid_of(milvus)), []) + index.get((namespace, name_of(milvus)), [])
+            if memory.is_at_rest(versions_of(milvus, pods), time.monotonic()):
+                self.counts["failed"] += memory.tally.state == "failed"
+            elif not is_ending(milvus) and not memory.writing:  # else what was listed of it may be old
+                memory.recall(milvus, time.monotonic())
+                plans.append(Plan(milvus, pods, memory))
+        return plans
 
     def work(self, plans: list[Plan], deadline: float) -> None:
         """Carry out the plans side by side, until all is done or the deadline has come.
@@ -1590,24 +1605,22 @@ class Operator:
 
     def end(self, plans: list[Plan]) -> None:
         """Leave what is not done, and the failures that are not told yet, to the next pass."""
-        for plan in (*(plan for plan in self.queue if not plan.closed), *self.closing):
-            plan.memory.late = plan.failure
-        for plan in plans:
-            plan.stop()
+        for plan in (*(plan for plan in plans if not plan.closed), *self.closing):
+            plan.memory.late, plan.failure = plan.failure, None
+            plan.todo.clear()
+            plan.closed = True
 
     def go_on(self, plan: Plan) -> None:
         """Start the plan's next write, if it has one that need not wait."""
-        try:
-            action = plan.next()
-        except Exception as error:  # whatever is in it, one Milvus never harms another
-            plan.stop(unexpected(error).problem("serve"))
-            action = None
+        action, error = attempt(plan.next)  # whatever is in it, one Milvus never harms another
+        if error:
+            plan.failure = error.problem("serve")
         if action:
             plan.memory.writing += 1
             plan.memory.served = time.monotonic()
             job = functools.partial(self.cluster.carry_out, plan.milvus, action)
             self.start(job, functools.partial(self.pod_written, plan, action))
-        elif plan.finished and not plan.closed:
+        elif plan.is_done and not plan.closed:
             plan.closed = True
             self.closing.append(plan)
 
@@ -1616,16 +1629,8 @@ class Operator:
         self.sent += 1
         self.running += 1
         self.pending += 1
-        self.jobs.put(functools.partial(self.attempt, self.number, job, outcome))
-
-    def attempt(self, number: int, job: Job, outcome: Outcome) -> None:
-        """Do one request, in a worker's thread; all else happens in the main thread."""
-        try:
-            self.results.put((number, outcome, job(), None))
-        except ApiError as error:
-            self.results.put((number, outcome, None, error))
-        except Exception as error:  # without a result, the Milvus would wait for it for ever
-            self.results.put((number, outcome, None, unexpected(error)))
+        number = self.number
+        self.jobs.put(lambda: self.results.put((number, outcome, *attempt(job))))
 
     def record(self, number: int, outcome: Outcome, answer: Any, error: ApiError | None) -> None:
         self.running -= 1
@@ -1633,10 +1638,9 @@ class Operator:
         if error and error.is_general:
             self.counts["unreachable"] += 1
             self.trouble("server", explain(error, "write", None, self.cluster.server))
-        try:
-            outcome(answer, error)
-        except Exception as strange:  # an answer that is JSON, but not what an API server says
-            log.error("%s", unexpected(strange))
+        _, strange = attempt(functools.partial(outcome, answer, error))
+        if strange:
+            log.error("%s", strange)
 
     def pod_written(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
         plan.memory.writing -= 1
@@ -1663,116 +1667,116 @@ class Operator:
 
     def close_plan(self, plan: Plan) -> None:
         """Write the status of a Milvus if it differs from the present one, and say what is new."""
-        try:
-            status, said = plan.outcome()
-        except Exception as error:  # as above
-            self.say(plan.milvus, plan.memory, unexpected(error).problem("serve"), failed=True)
+        answer, error = attempt(plan.outcome)
+        if error:
+            self.say(plan, error.problem("serve"), failed=True)
             return
-        reconciled, conditions = status["conditions"][1], mapping(plan.milvus.get("status")).get("conditions")
-        known = isinstance(conditions, list) and reconciled in conditions  # said before this operator started
-        self.say(plan.milvus, plan.memory, said, failed=reconciled["status"] == "False", known=known)
+        status, said = answer
+        reconciled = status["conditions"][1]
+        known = reconciled in conditions_of(plan.milvus)  # said before this operator started
+        self.say(plan, said, failed=reconciled["status"] == "False", known=known)
         if plan.memory.untold:
             self.telling.append(plan)
-        now, namespace = time.monotonic(), namespace_of(plan.milvus)
         present = mapping(plan.milvus.get("status"))
-        resting = max(self.no_status.get(namespace, 0), plan.memory.no_status.until) > now
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
             if plan.rounds == 1 and not plan.failure and not waits:
                 plan.memory.settled = plan.versions
-            return
-        if resting:
-            return
-        if namespace in self.no_status:
-            self.no_status[namespace] = now + 10  # one tries for all
-        plan.memory.writing += 1
-        job = functools.partial(self.cluster.write_status, plan.milvus, status)
-        self.start(job, functools.partial(self.status_written, plan))
+        elif time.monotonic() >= plan.memory.no_status.until and self.may_try(right_to_status(plan.milvus)):
+            plan.memory.writing += 1
+            job = functools.partial(self.cluster.write_status, plan.milvus, status)
+            self.start(job, functools.partial(self.status_written, plan))
 
     def status_written(self, plan: Plan, _: None, error: ApiError | None) -> None:
-        """Take in the outcome of a status write. Where none can be written, one is tried every 10 s."""
-        plan.memory.writing -= 1
-        namespace, now = namespace_of(plan.milvus), time.monotonic()
-        about = f"patch {PLURAL}/status in {namespace}"
-        if error and (error.code == 404 or error.denied(namespace)):
-            self.no_status[namespace] = now + 10
-            old = f"the CRD {PLURAL}.{GROUP} is an old one: no status is written until `kubectl apply -f crd.yaml`"
-            text = old if error.code == 404 else explain(error, about, namespace, self.cluster.server)
-            self.trouble(about, text)
-            self.counts["failed"] += error.code == 403
-            return
-        if not error or error.code in (400, 403, 409, 422):  # one that knows of a status subresource
-            self.no_status.pop(namespace, None)
-            self.fine(about)
-        one = f"the status of milvus {full_name(plan.milvus)}"
+        """Take in the outcome of a status write."""
+        memory, right, one = plan.memory, right_to_status(plan.milvus), f"the status of milvus {full_name(plan.milvus)}"
+        memory.writing -= 1
         if not error:
             self.counts["statuses written"] += 1
-            plan.memory.no_status.forget()
+            memory.no_status.forget()
             self.fine(one)
+            self.fine(right)
+        elif error.code == 404:
+            crd = f"{PLURAL}.{GROUP}"
+            self.trouble(
+                right, f"the CRD {crd} is an old one: no status is written until `kubectl apply -f crd.yaml`", 10
+            )
+        elif error.denied(namespace_of(plan.milvus)):
+            self.counts["failed"] += 1
+            self.trouble(right, explain(error, right, namespace_of(plan.milvus), self.cluster.server), 10)
         elif error.code != 409 and not error.is_general:  # else it has changed since, and the next pass sees it
-            if not error.is_transient:
-                plan.memory.no_status.wait_longer(now)
             self.counts["failed"] += 1
             self.trouble(one, f"cannot write {one}: {error}")
+            if not error.is_transient:
+                memory.no_status.wait_longer(time.monotonic())
 
     def tell_event(self, plan: Plan) -> None:
         """Write one of the events of a Milvus; the same again counts it up."""
-        memory, namespace = plan.memory, namespace_of(plan.milvus)
-        if self.cluster.dry_run or self.no_events.get(namespace, 0) > time.monotonic():
-            memory.untold.clear()  # the log has said it
-            return
+        memory, milvus = plan.memory, plan.milvus
         story = next(iter(memory.untold))
         told = memory.untold.pop(story)
         pods = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if told[10:] else "")
         note = f"{pods}: {story.why}" if pods else story.why
         name, count = memory.events.get((story.reason, note), ("", 0))
-        event = new_event(plan.milvus, story.reason, note, story.warning, timestamp("microseconds"))
-        job = functools.partial(self.cluster.write_event, event, name, count + 1)
-        self.start(job, functools.partial(self.event_written, plan, (story.reason, note), count + 1))
+        right = f"{'patch' if name else 'create'} events in {place(namespace_of(milvus))}"
+        if not self.cluster.dry_run and self.may_try(right):  # else the log has said it
+            event = new_event(milvus, story.reason, note, story.warning, timestamp("microseconds"))
+            job = functools.partial(self.cluster.write_event, event, name, count + 1)
+            self.start(job, functools.partial(self.event_written, plan, right, (story.reason, note), count + 1))
         if memory.untold:
             self.telling.append(plan)
 
-    def event_written(self, plan: Plan, key: tuple[str, str], count: int, name: str, error: ApiError | None) -> None:
-        """Take in the outcome of an event. Nothing depends on it; without the right, none is tried for a while."""
-        namespace, events = namespace_of(plan.milvus), plan.memory.events
+    def event_written(
+        self, plan: Plan, right: str, content: tuple[str, str], count: int, name: str, error: ApiError | None
+    ) -> None:
+        """Take in the outcome of an event. Nothing depends on it."""
+        events = plan.memory.events
         if not error:
-            self.fine(f"{'patch' if count > 1 else 'create'} events in {place(namespace)}")
-            events[key] = name, count
+            self.fine(right)
+            events[content] = name, count
             if len(events) > 20:
-                events.pop(next(iter(events)))
-        elif right := error.denied(namespace):
-            self.no_events[namespace] = time.monotonic() + 30
-            self.trouble(right, explain(error, right, namespace, self.cluster.server))
+                del events[next(iter(events))]
+        elif error.denied(namespace_of(plan.milvus)):
+            self.trouble(right, explain(error, right, namespace_of(plan.milvus), self.cluster.server), 30)
         else:
             log.debug("no event for milvus %s: %s", full_name(plan.milvus), error)
 
-    def say(self, milvus: Obj, memory: Memory, said: Problem | None, failed: bool, known: bool = False) -> None:
+    def say(self, plan: Plan, said: Problem | None, failed: bool, known: bool = False) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
         self.counts["failed"] += failed
+        memory, name = plan.memory, full_name(plan.milvus)
         before, memory.said = memory.said, said
         if said and said != before:
             if not said.shared and (failed or not known):
-                level, extra = logging.WARNING if failed else logging.INFO, fields(milvus, said.reason)
-                log.log(level, "milvus %s: %s: %s", full_name(milvus), said.reason, said.message, extra=extra)
+                level, extra = logging.WARNING if failed else logging.INFO, fields(plan.milvus, said.reason)
+                log.log(level, "milvus %s: %s: %s", name, said.reason, said.message, extra=extra)
             if not known:
-                memory.untold[Story(said.event or said.reason, said.message, failed)] = []
+                memory.to_tell(Story(said.event or said.reason, said.message, failed))
         elif before and not said and before.reason != SPEC_IS_TEXT:
             if not before.shared:
-                log.info("milvus %s: all right again", full_name(milvus), extra=fields(milvus, "Reconciled"))
-            memory.untold[Story("Reconciled", "all right again")] = []
+                log.info("milvus %s: all right again", name, extra=fields(plan.milvus, "Reconciled"))
+            memory.to_tell(Story("Reconciled", "all right again"))
 
-    def trouble(self, about: str, text: str) -> None:
-        """Say what is wrong, when it is new."""
+    def trouble(self, about: str, text: str, rest: float = 0) -> None:
+        """Say what is wrong, when it is new, and let it rest for some seconds."""
         self.counts["troubles"] += 1
-        if text not in (said for said, _ in self.troubles.values()):
+        if text not in (trouble.text for trouble in self.troubles.values()):
             log.error(text)
-        self.troubles[about] = text, time.monotonic()
+        now = time.monotonic()
+        self.troubles[about] = Trouble(text, now, now + rest)
 
     def fine(self, about: str) -> None:
         """Say that a trouble is over, if there was one."""
-        text, _ = self.troubles.pop(about, ("", 0))
-        if text and text not in (said for said, _ in self.troubles.values()):
-            log.info("works again, was: %s", text)
+        over = self.troubles.pop(about, None)
+        if over and over.text not in (trouble.text for trouble in self.troubles.values()):
+            log.info("works again, was: %s", over.text)
+
+    def may_try(self, about: str) -> bool:
+        """Whether what was in trouble may be tried again; one tries for all."""
+        trouble, now = self.troubles.get(about), time.monotonic()
+        if trouble and trouble.until <= now:
+            self.troubles[about] = trouble._replace(until=now + 10)
+        return not trouble or trouble.until <= now
 
     def counted(self) -> str:
         kinds = (*DONE.values(), "statuses written")
@@ -1786,7 +1790,7 @@ class Operator:
             self.fine("server")
         now = time.monotonic()
         well = not self.counts["troubles"] and not any(scope.failures.delay for scope in self.scopes)
-        for about in [about for about, (_, since) in self.troubles.items() if now - since > 600]:
+        for about in [about for about, trouble in self.troubles.items() if now - trouble.seen > 600]:
             del self.troubles[about]  # what it was about is gone: all that is refused is tried again before
         level = logging.DEBUG if self.counted() == "nothing written" else logging.INFO
         size, dry = (self.counts["milvus"], self.counts["pods"]), "dry run, " if self.cluster.dry_run else ""
@@ -1794,11 +1798,11 @@ class Operator:
         self.good = now if well else self.good
         PASSES.labels("success" if well else "failure").inc()
         PASS_SECONDS.observe(now - started)
-        memories = [memory for scope in self.scopes for memory in scope.memories.values()]
+        tallies = [memory.tally for scope in self.scopes for memory in scope.memories.values()]
         for state in STATES:
-            MILVUSES.labels(state).set(sum(memory.state == state for memory in memories))
+            MILVUSES.labels(state).set(sum(tally.state == state for tally in tallies))
         for kind in ("wanted", "present", "ready"):
-            PODS.labels(kind).set(sum(getattr(memory, kind) for memory in memories))
+            PODS.labels(kind).set(sum(getattr(tally, kind) for tally in tallies))
 
     def drain(self, seconds: float) -> None:
         """Take in the outcome of writes that outlived their pass, waiting for it that long."""
@@ -1823,6 +1827,16 @@ def explain(error: ApiError, what: str, namespace: str | None, server: str) -> s
     if error.code == 404:
         return f"{server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
     return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}; trying again"
+
+
+def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
+    """What a job returned, or how it failed: whatever an answer or an object holds, nothing ends the loop."""
+    try:
+        return job(), None
+    except ApiError as error:
+        return None, error
+    except Exception as error:  # an answer that is JSON, but not what an API server says
+        return None, unexpected(error)
 
 
 def unexpected(error: Exception) -> ApiError:

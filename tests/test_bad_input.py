@@ -228,8 +228,8 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
         assert mo.labels_of(pod)[mo.MANAGED_BY_LABEL] == mo.MANAGER
     operator.run_pass()
     memories = operator.scopes[0].memories
-    resting = [name for uid, name in uids.items() if memories[uid].state == "failed" and memories[uid].settled]
-    failed = [name for uid, name in uids.items() if memories[uid].state == "failed"]
+    resting = [name for uid, name in uids.items() if memories[uid].tally.state == "failed" and memories[uid].settled]
+    failed = [name for uid, name in uids.items() if memories[uid].tally.state == "failed"]
     assert resting == failed, "what is wrong with them is found out again in each pass"
     print(f"{len(stored)} bad specs stored, {len(refused)} refused by the API server")
     for line in caplog.messages:
