@@ -1,7 +1,7 @@
 """The life of a Milvus, on a real control plane on this machine: `make demo`.
 
 Each step says what it does, does it, waits until it has happened, and shows what kubectl
-shows. It ends with 1 when a step did not happen.
+shows; on a terminal that table is live while it waits. It ends with 1 when a step did not happen.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,10 +26,12 @@ from controlplane import ControlPlane, Unavailable
 
 TOP = Path(__file__).resolve().parent.parent
 NAME = "milvus-crd-test"
-BOLD, DIM, GREEN, RED, PLAIN = (
-    ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m") if sys.stdout.isatty() else ("",) * 5
+TERMINAL = sys.stdout.isatty()
+BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
+    ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m") if TERMINAL else ("",) * 6
 )
-
+TABLE = ("get", "mi,pods")
+GOOD, PASSING = r"\b(Ready|Running)\b", r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b"
 
 CONFIGURE = json.dumps({"spec": {"milvusSpec": "proxy: {maxNameLength: 300}"}})
 
@@ -36,12 +40,48 @@ def is_configured(pod: dict[str, Any]) -> bool:
     return {"name": "proxy.maxNameLength", "value": "300"} in pod["spec"]["containers"][0]["env"]
 
 
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+
+
 class Missed(Exception):
     """A step did not happen."""
 
 
-def show(text: str = "", style: str = "") -> None:
-    print(f"{style}{text}{PLAIN if style else ''}", flush=True)
+class Screen:
+    """What is said stays; on a terminal a live table is drawn anew below it. The operator's log is a second voice."""
+
+    def __init__(self) -> None:
+        self.lock, self.table = threading.Lock(), list[str]()
+
+    def show(self, text: str = "", style: str = "") -> None:
+        with self.lock:
+            self.erase()
+            print(f"{style}{text}{PLAIN if style else ''}")
+            self.draw()
+
+    def watch(self, table: str) -> None:
+        """The live table from now on, as much of it as fits; none if it is empty."""
+        size = shutil.get_terminal_size()
+        with self.lock:
+            self.erase()
+            self.table = [line[: size.columns - 1] for line in table.splitlines()[: size.lines - 2]]
+            self.draw()
+
+    def erase(self) -> None:
+        if self.table:
+            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # up to its first line, and all below
+
+    def draw(self) -> None:
+        print("".join(f"{colour(line)}\n" for line in self.table), end="", flush=True)
+
+
+def colour(line: str) -> str:
+    return re.sub(PASSING, rf"{YELLOW}\1{PLAIN}", re.sub(GOOD, rf"{GREEN}\1{PLAIN}", line))
+
+
+screen = Screen()
+show = screen.show
 
 
 class Demo:
@@ -70,7 +110,8 @@ class Demo:
         if done.returncode:
             raise Missed(done.stderr.strip())
         if not quiet:
-            show((done.stdout or done.stderr).rstrip())
+            text = (done.stdout or done.stderr).rstrip()
+            show(colour(text) if arguments == TABLE else text)
         return done.stdout
 
     def pods(self) -> dict[str, Any]:
@@ -81,12 +122,14 @@ class Demo:
         return sorted(self.pods())
 
     def ready(self, replicas: int) -> bool:
-        """Whether exactly these pods are there, and the Milvus says that it is Ready."""
+        """Whether exactly these pods are there and Ready, and the Milvus says so."""
         milvus = json.loads(self.kubectl("get", "mi", NAME, "-o", "json", quiet=True))
         status = milvus.get("status", {})
         conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
+        pods = self.pods()
         return (
-            self.names() == [f"{NAME}-{i}" for i in range(replicas)]
+            sorted(pods) == [f"{NAME}-{i}" for i in range(replicas)]
+            and all(map(is_ready, pods.values()))
             and status.get("observedGeneration") == milvus["metadata"]["generation"]
             and status.get("readyReplicas") == replicas
             and conditions.get("Ready") == "True"
@@ -101,8 +144,11 @@ class Demo:
         while not check():
             if time.monotonic() > end:
                 raise Missed(f"{what}: not within {seconds:.0f} s")
+            if TERMINAL:
+                screen.watch(self.kubectl(*TABLE, quiet=True))
             time.sleep(0.2)
-        self.kubectl("get", "mi,pods")
+        screen.watch("")
+        self.kubectl(*TABLE)
 
     def tour(self) -> None:
         self.step("The CRD is installed, the operator runs with an interval of 1 s")
@@ -182,6 +228,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0 if wait != "no" else 130
     except (Missed, Unavailable, subprocess.SubprocessError) as error:
+        screen.watch("")
         show(f"\nIt did not happen: {error}", BOLD + RED)
         return 1
 

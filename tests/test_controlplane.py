@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import controlplane
+import demo
 import pytest
 from conftest import TOP, eventually
 
@@ -68,3 +69,21 @@ def test_kubebuilder_assets_are_used_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     assert controlplane.commands()["etcd"] == tmp_path / "etcd"
     assert controlplane.commands()["kwok"] == controlplane.cache() / "kwok"
+
+
+def test_the_live_table_of_the_demo_stays_below_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = demo.Screen()
+    screen.watch("NAME\nx-0")
+    screen.show("a line")
+    screen.watch("NAME\nx-0\nx-1")
+    screen.watch("")
+    screen.show("the end")
+    up = "\x1b[2A\x1b[J"
+    assert capsys.readouterr().out == (f"NAME\nx-0\n{up}a line\nNAME\nx-0\n{up}NAME\nx-0\nx-1\n\x1b[3A\x1b[Jthe end\n")
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert demo.colour("x-0   1/1   Running") == "x-0   1/1   Running"
+    monkeypatch.setattr(demo, "GREEN", "<")
+    monkeypatch.setattr(demo, "PLAIN", ">")
+    assert demo.colour("NAME READY\nx-0 Running") == "NAME READY\nx-0 <Running>"
