@@ -80,18 +80,19 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MANAGER = "milvus-operator"
+HOST = socket.gethostname()  # the pod's name, in a cluster
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec, word for word
 
 CONTAINER = "milvus"  # the container that runs Milvus
 DATA = "/var/lib/milvus"
 MAX_REPLICAS = 1000
-GRACE = 0.25  # seconds that a pass waits at its end for the writes under way: a Milvus with one sits out the next pass
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read of an API server's answer
 PAGE = 300  # objects in one page of a list: 2 MB of pods
+GRACE = 0.25  # seconds that a pass waits at its end for the writes under way: a Milvus with one sits out the next pass
 STRICT = ("fieldValidation", "Strict")  # a misspelt field is refused, not dropped
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -118,7 +119,6 @@ FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings t
 # Reasons of the Reconciled condition.
 NAME_CONFLICT, QUOTA_EXCEEDED, INVALID = "NameConflict", "QuotaExceeded", "Invalid"
 FORBIDDEN, API_ERROR, SPEC_IS_TEXT = "Forbidden", "APIError", "SpecIsText"
-HOST = socket.gethostname()
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 # Words of a pod that is on its way; any other word is shown before these.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
@@ -137,13 +137,13 @@ YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as writte
 log = logging.getLogger("milvus_operator")
 
 
-class Problem(NamedTuple):
-    """Why a Milvus could not be served: the reason and message of its Reconciled condition."""
+class Words(NamedTuple):
+    """What is said of a Milvus or a pod: the reason and message of a condition or an event."""
 
     reason: str
     message: str
-    event: str = ""  # the reason of its event, where that is another
-    shared: bool = False  # it hits all alike, and is said once for all
+    event: str = ""  # the reason of the event, where that is another
+    shared: bool = False  # a problem that hits all alike, and is said once for all
 
 
 class Invalid(Exception):
@@ -558,17 +558,17 @@ def is_leaving(milvus: Obj, pod: Obj) -> bool:
     return is_ending(pod) or kind == (API_VERSION, KIND, name_of(milvus))
 
 
-def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Problem]:
+def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
     """The pods that hold a wanted name and are not ours, with what to tell the user."""
     wanted = {pod_name(milvus, ordinal) for ordinal in range(replicas_of(milvus))}
-    found: dict[str, Problem] = {}
+    found: dict[str, Words] = {}
     for pod in pods:
         ours = owner_uid(pod) == uid_of(milvus) or is_orphan(milvus, pod)
         if name_of(pod) in wanted and not ours and not is_leaving(milvus, pod):
             owner = controller_of(pod)
             whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "was made by somebody else"
             message = f"the pod {name_of(pod)} {whose}: it is left alone; delete it, or name the Milvus otherwise"
-            found[name_of(pod)] = Problem(NAME_CONFLICT, message)
+            found[name_of(pod)] = Words(NAME_CONFLICT, message)
     return found
 
 
@@ -656,30 +656,30 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str) -> lis
     return []
 
 
-def words_of(pod: Obj) -> Problem:
+def words_of(pod: Obj) -> Words:
     """Why a pod isn't Ready, in its own words, else in those of its phase."""
     status = pod.get("status") or {}
     if is_ending(pod):
-        return Problem("Terminating", "")
+        return Words("Terminating", "")
     if is_finished(pod):
-        return Problem(status.get("reason") or phase_of(pod), status.get("message") or "")
+        return Words(status.get("reason") or phase_of(pod), status.get("message") or "")
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         state = container.get("state") or {}
         if waiting := state.get("waiting"):
-            return Problem(waiting.get("reason") or "Waiting", waiting.get("message") or "")
+            return Words(waiting.get("reason") or "Waiting", waiting.get("message") or "")
         if (ended := state.get("terminated")) and ended.get("exitCode"):
-            return Problem(ended.get("reason") or "Error", f"exit code {ended['exitCode']}")
+            return Words(ended.get("reason") or "Error", f"exit code {ended['exitCode']}")
     for condition in status.get("conditions") or []:
         if condition["type"] in ("PodScheduled", "Ready") and condition["status"] != "True":
-            return Problem(condition.get("reason") or phase_of(pod), condition.get("message") or "")
-    return Problem(phase_of(pod), "")
+            return Words(condition.get("reason") or phase_of(pod), condition.get("message") or "")
+    return Words(phase_of(pod), "")
 
 
-def readiness(milvus: Obj, mine: dict[int, Obj], problem: Problem | None) -> tuple[bool, Problem]:
+def readiness(milvus: Obj, mine: dict[int, Obj], problem: Words | None) -> tuple[bool, Words]:
     """Whether every wanted pod is there, up to date and Ready, and what the Ready condition says. Raises Invalid."""
     replicas, fingerprint = replicas_of(milvus), template_hash(milvus)
-    missing = problem or Problem("Creating", "")
-    waiting: list[tuple[str, Problem]] = []
+    missing = problem or Words("Creating", "")
+    waiting: list[tuple[str, Words]] = []
     for ordinal in range(replicas):
         pod = mine.get(ordinal)
         if pod is None:
@@ -687,25 +687,25 @@ def readiness(milvus: Obj, mine: dict[int, Obj], problem: Problem | None) -> tup
         elif not is_ready(pod):
             waiting.append((name_of(pod), words_of(pod)))
         elif template_hash_of(pod) != fingerprint:
-            waiting.append((name_of(pod), problem or Problem("Updating", "it has an earlier template")))
+            waiting.append((name_of(pod), problem or Words("Updating", "it has an earlier template")))
     ready = f"{replicas - len(waiting)} of {replicas} pods are ready and up to date"
     if not waiting:
-        return True, Problem("Ready", ready)
+        return True, Words("Ready", ready)
     name, words = next((w for w in waiting if w[1].reason not in PASSING), waiting[0])
-    return False, Problem(words.reason, f"{ready}; {name}: {words.message or words.reason}")
+    return False, Words(words.reason, f"{ready}; {name}: {words.message or words.reason}")
 
 
-def reconciliation(milvus: Obj) -> Problem:
+def reconciliation(milvus: Obj) -> Words:
     """What the Reconciled condition says when nothing was refused. Raises Invalid."""
     if settings_of(milvus) is not None:
-        return Problem("Reconciled", "the pods are as the spec asks, or on their way")
+        return Words("Reconciled", "the pods are as the spec asks, or on their way")
     kept = f"it is kept as the annotation {MILVUS_SPEC} and sets nothing"
     if line := syntax_error(milvus):
         kept = f"it has a syntax error in line {line}: {kept}, and no pod is replaced for it"
-    return Problem(SPEC_IS_TEXT, f"spec.milvusSpec is no YAML mapping: {kept}")
+    return Words(SPEC_IS_TEXT, f"spec.milvusSpec is no YAML mapping: {kept}")
 
 
-def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: str) -> Obj:
+def status_of(milvus: Obj, pods: Iterable[Obj], problem: Words | None, now: str) -> Obj:
     """The status of a Milvus; `now` is the time of any condition that changes, in RFC 3339.
 
     `problem` says what the API server refused, if anything. The result equals the present
@@ -718,7 +718,7 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problem: Problem | None, now: st
         reconciled, fingerprint = problem or reconciliation(milvus), template_hash(milvus)
         updated = sum(template_hash_of(pod) == fingerprint for pod in there)
     except Invalid as error:
-        ready, words, updated = False, Problem(INVALID, str(error)), 0
+        ready, words, updated = False, Words(INVALID, str(error)), 0
         problem = reconciled = words
     return {
         "observedGeneration": milvus["metadata"]["generation"],
@@ -740,7 +740,7 @@ def conditions_of(milvus: Obj) -> list[Obj]:
     return [condition for condition in found if isinstance(condition, dict)] if isinstance(found, list) else []
 
 
-def new_condition(milvus: Obj, kind: str, true: bool, said: Problem, now: str) -> Obj:
+def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
     """A condition, whose lastTransitionTime changes only with its status."""
     status = str(true)
     same = [c for c in conditions_of(milvus) if (c.get("type"), c.get("status")) == (kind, status)]
@@ -845,12 +845,12 @@ class ApiError(Exception):
         """Whether it hits whatever is asked of the server: it can't be reached, or it does not know us."""
         return self.code == 401 or (self.code == 0 and not self.status)
 
-    def problem(self, verb: str) -> Problem:
+    def problem(self, verb: str) -> Words:
         """What it means for the Milvus that it hit; `verb` is that of the action."""
         reason = INVALID if self.code in (400, 422) else API_ERROR
         if self.code == 403:
             reason = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
-        return Problem(reason, str(self), f"Failed{verb.capitalize()}", self.is_general or bool(self.denied(None)))
+        return Words(reason, str(self), f"Failed{verb.capitalize()}", self.is_general or bool(self.denied(None)))
 
 
 def right_to_status(milvus: Obj) -> str:
@@ -1264,19 +1264,17 @@ class Memory:
     """What is known of a Milvus from one pass to the next. None of it is needed to be correct."""
 
     generation: int = 0
-    held: dict[str, Problem] = field(
-        default_factory=dict
-    )  # by pod name: what was refused, in the order of the next try
+    held: dict[str, Words] = field(default_factory=dict)  # what was refused, by pod, in the order of the next try
     refused: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then it rests
     replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then a finished pod is not replaced
     no_status: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then its status is not written
-    late: Problem | None = None  # what failed after its pass was over
+    late: Words | None = None  # what failed after its pass was over
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
     settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
     tally: Tally = field(default_factory=lambda: Tally())
-    said: Problem | None = None  # in the log and by an event
+    said: Words | None = None  # in the log and by an event
     untold: dict[Story, list[str]] = field(default_factory=dict)  # events to be written, with the names of their pods
     events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # written: name and count by content
 
@@ -1300,7 +1298,7 @@ class Memory:
         if len(self.untold) > 20:
             del self.untold[next(iter(self.untold))]
 
-    def hold(self, held: dict[str, Problem], now: float) -> None:
+    def hold(self, held: dict[str, Words], now: float) -> None:
         """Let what was refused rest, to be tried in this order; several refusals of one try are one."""
         self.held = {name: problem for name, problem in self.held.items() if name not in held} | held
         if now >= self.refused.until:
@@ -1403,7 +1401,7 @@ class Plan:
                 self.memory.hold({name_of(a.pod): problem for a in (*self.todo, action)}, time.monotonic())
             self.todo.clear()
 
-    def outcome(self) -> tuple[Obj, Problem | None]:
+    def outcome(self) -> tuple[Obj, Words | None]:
         """When all is done: the status, and what is to be said, most of all why the Milvus could not be served."""
         memory, held = self.memory, self.memory.held
         if not held and not self.failure:
@@ -1412,7 +1410,7 @@ class Plan:
         status = status_of(self.milvus, self.pods.values(), problem, timestamp())
         ready, reconciled = status["conditions"]
         if not problem and reconciled["reason"] != "Reconciled":
-            problem = Problem(reconciled["reason"], reconciled["message"])
+            problem = Words(reconciled["reason"], reconciled["message"])
         state = "failed" if reconciled["status"] == "False" else "ready" if ready["status"] == "True" else "progressing"
         wanted = memory.tally.wanted
         with contextlib.suppress(Invalid):
@@ -1439,11 +1437,42 @@ Job = Callable[[], Any]
 Outcome = Callable[[Any, ApiError | None], None]
 
 
+class Workers:
+    """Threads that do jobs and put down how each ended. Daemons: a request that hangs must not hold up the end."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.running = number, 0
+        self.jobs: SimpleQueue[tuple[Job, Any] | None] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[Any, Any, ApiError | None]] = SimpleQueue()
+        for _ in range(number):
+            threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self) -> None:
+        while task := self.jobs.get():
+            job, what_for = task
+            self.answers.put((what_for, *attempt(job)))
+
+    def start(self, job: Job, what_for: Any) -> None:
+        self.running += 1
+        self.jobs.put((job, what_for))
+
+    def answer(self, seconds: float | None = None) -> tuple[Any, Any, ApiError | None]:
+        """What the next job to end was for, and what attempt() said of it. Raises Empty when none ends in time."""
+        answer = self.answers.get(timeout=seconds)
+        self.running -= 1
+        return answer
+
+    def close(self) -> None:
+        """End the threads, as soon as their present jobs end."""
+        for _ in range(self.number):
+            self.jobs.put(None)
+
+
 class Operator:
     """Serves Milvus resources: `run()` for ever, or one `run_pass()`."""
 
     def __init__(self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int) -> None:
-        self.cluster, self.interval, self.workers = cluster, interval, workers
+        self.cluster, self.interval = cluster, interval
         self.scopes = [Scope(namespace) for namespace in namespaces]
         self.troubles: dict[str, Trouble] = {}  # by what they are about; said once
         self.counts: dict[str, int] = defaultdict(int)  # of this pass
@@ -1453,26 +1482,14 @@ class Operator:
         self.closing: deque[Plan] = deque()  # those that are done with their pods, and whose status is to be written
         self.telling: deque[Plan] = deque()  # and their events
         self.number = 0  # of this pass
-        self.sent = 0  # requests so far
-        self.running = 0  # those under way
-        self.pending = 0  # those of this pass
-        self.results: SimpleQueue[tuple[int, Outcome, Any, ApiError | None]] = SimpleQueue()
-        # Daemons, for a request that hangs must not hold up the end; and some of them for the lists
-        # alone, which writes that hang must not hold up either.
-        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.lists: SimpleQueue[Job | None] = SimpleQueue()
-        self.queues = [self.jobs] * workers + [self.lists] * min(len(self.scopes), workers)
-        for queue in self.queues:
-            threading.Thread(target=self.worker, args=[queue], daemon=True).start()
-
-    def worker(self, queue: SimpleQueue[Job | None]) -> None:
-        while job := queue.get():
-            job()
+        self.sent = 0  # writes so far
+        self.pending = 0  # those of this pass that are under way
+        self.writers = Workers(workers)
+        self.listers = Workers(min(len(self.scopes), workers))  # writes that hang must not hold up the lists
 
     def close(self) -> None:
-        """End the threads, as soon as their present requests end."""
-        for queue in self.queues:
-            queue.put(None)
+        self.writers.close()
+        self.listers.close()
 
     def turn(self) -> None:
         self.turned = time.monotonic()
@@ -1513,10 +1530,10 @@ class Operator:
         self.counts.clear()
         plans: list[Plan] = []
         due = [scope for scope in self.scopes if scope.due <= started]
-        answers: SimpleQueue[tuple[Scope, tuple[list[Obj], list[Obj]] | None, ApiError | None]] = SimpleQueue()
         for scope in due:
-            self.lists.put(functools.partial(self.list_scope, scope, answers))
-        for scope, answer, error in (answers.get() for _ in due):
+            self.listers.start(functools.partial(self.cluster.snapshot, scope.namespace, self.turn), scope)
+        for scope, answer, error in (self.listers.answer() for _ in due):
+            self.turn()
             scope.due = started + self.interval
             made = None
             if answer:
@@ -1529,10 +1546,6 @@ class Operator:
         self.work(plans, math.inf if once else now + max(self.interval, now - started))
         self.report(started)
         return not self.counts["failed"]
-
-    def list_scope(self, scope: Scope, answers: SimpleQueue[Any]) -> None:
-        answers.put((scope, *attempt(functools.partial(self.cluster.snapshot, scope.namespace, self.turn))))
-        self.turn()
 
     def list_failed(self, scope: Scope, error: ApiError) -> None:
         self.counts["failed"] += 1
@@ -1574,33 +1587,33 @@ class Operator:
         the pods, but for one write in twenty; events come last.
         """
         told = now = time.monotonic()
-        half = max(1, self.workers // 2)
+        half = max(1, self.writers.number // 2)
         self.number, self.pending, self.queue = self.number + 1, 0, deque(plans)
         self.closing.clear()
         self.telling.clear()
         while True:
             self.turn()
-            while self.running < self.workers and time.monotonic() < deadline:
+            while self.writers.running < self.writers.number and time.monotonic() < deadline:
                 if self.closing and (not self.queue or self.sent % 20 == 0):
                     self.close_plan(self.closing.popleft())
                 elif self.queue:
                     self.go_on(self.queue.popleft())
-                elif self.telling and self.running < half:  # events that hang must not hold up pods
+                elif self.telling and self.writers.running < half:  # events that hang must not hold up pods
                     self.tell_event(self.telling.popleft())
                 else:
                     break
             now = time.monotonic()
-            full = self.running >= self.workers and (self.queue or self.closing)  # with writes of an earlier pass
+            full = self.writers.running >= self.writers.number and (
+                self.queue or self.closing
+            )  # with writes of an earlier pass
             if now >= deadline + GRACE or not (self.pending or (full and now < deadline)):
                 break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
                 gc.collect()
                 log.info("writing: %s so far, %d Milvus to go", self.counted(), len({*self.queue, *self.closing}))
-            try:
-                self.record(*self.results.get(timeout=min(deadline + GRACE - now, 5)))
-            except Empty:
-                continue
+            with contextlib.suppress(Empty):
+                self.record(*self.writers.answer(min(deadline + GRACE - now, 5)))
         self.end(plans)
 
     def end(self, plans: list[Plan]) -> None:
@@ -1627,13 +1640,12 @@ class Operator:
     def start(self, job: Job, outcome: Outcome) -> None:
         """Have a worker do the job; the main thread is told of its outcome."""
         self.sent += 1
-        self.running += 1
         self.pending += 1
-        number = self.number
-        self.jobs.put(lambda: self.results.put((number, outcome, *attempt(job))))
+        self.writers.start(job, (self.number, outcome))
 
-    def record(self, number: int, outcome: Outcome, answer: Any, error: ApiError | None) -> None:
-        self.running -= 1
+    def record(self, what_for: tuple[int, Outcome], answer: Any, error: ApiError | None) -> None:
+        """Take in how a write ended."""
+        number, outcome = what_for
         self.pending -= number == self.number
         if error and error.is_general:
             self.counts["unreachable"] += 1
@@ -1741,7 +1753,7 @@ class Operator:
         else:
             log.debug("no event for milvus %s: %s", full_name(plan.milvus), error)
 
-    def say(self, plan: Plan, said: Problem | None, failed: bool, known: bool = False) -> None:
+    def say(self, plan: Plan, said: Words | None, failed: bool, known: bool = False) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
         self.counts["failed"] += failed
         memory, name = plan.memory, full_name(plan.milvus)
@@ -1807,11 +1819,9 @@ class Operator:
     def drain(self, seconds: float) -> None:
         """Take in the outcome of writes that outlived their pass, waiting for it that long."""
         end = time.monotonic() + seconds
-        while self.running:
-            try:
-                self.record(*self.results.get(timeout=max(0, end - time.monotonic())))
-            except Empty:
-                return
+        with contextlib.suppress(Empty):
+            while self.writers.running:
+                self.record(*self.writers.answer(max(0, end - time.monotonic())))
 
 
 def explain(error: ApiError, what: str, namespace: str | None, server: str) -> str:

@@ -238,11 +238,11 @@ def test_a_real_trouble_is_shown_before_what_passes() -> None:
 
 
 def test_what_was_refused_is_said_in_both_conditions() -> None:
-    problem = mo.Problem("QuotaExceeded", "pods is forbidden: exceeded quota")
+    problem = mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")
     conditions = mo.status_of(milvus(2), [READY[0]], problem, NOW)["conditions"]
     assert [(c["status"], c["reason"]) for c in conditions] == [("False", "QuotaExceeded")] * 2
     assert conditions[1]["message"] == "pods is forbidden: exceeded quota"
-    refused = mo.status_of(milvus(3), OLD, mo.Problem("Invalid", "cpu: must be less than the limit"), NOW)[
+    refused = mo.status_of(milvus(3), OLD, mo.Words("Invalid", "cpu: must be less than the limit"), NOW)[
         "conditions"
     ][0]
     assert refused["reason"] == "Invalid", "a template that is refused is not on its way"
@@ -266,7 +266,7 @@ def test_a_longer_wait_each_time_and_none_after_a_quiet_while() -> None:
         memory.replaced.wait_longer(now=1000)
         delays.append(memory.replaced.until - 1000)
     for _ in range(5):
-        memory.hold({"x-0": mo.Problem("QuotaExceeded", "")}, now=1000)
+        memory.hold({"x-0": mo.Words("QuotaExceeded", "")}, now=1000)
     assert memory.refused.until == 1010, "the refusals of one try are one"
     assert delays == [10, 20, 40, 80, 160, 300, 300, 300]
     memory.recall(milvus(), now=1599)
@@ -287,7 +287,7 @@ def test_only_pods_that_are_replaced_count_for_the_back_off() -> None:
 
 
 def test_a_changed_spec_is_tried_at_once() -> None:
-    memory = mo.Memory(generation=1, held={"x-0": mo.Problem("QuotaExceeded", "")})
+    memory = mo.Memory(generation=1, held={"x-0": mo.Words("QuotaExceeded", "")})
     memory.refused.wait_longer(now=1000)
     memory.recall(milvus(), now=1009)
     assert memory.held
