@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import yaml
-from conftest import TOP, Kube, Obj, eventually, settle
+from conftest import TOP, Command, Kube, Obj, eventually, kubeconfig, settle
 
 import milvus_operator as mo
 
 README = (TOP / "README.md").read_text()
+RESULTS = (TOP / "benchmarks" / "RESULTS.md").read_text()
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -64,11 +69,52 @@ def test_every_milvus_of_the_readme_gets_its_pod(kube: Kube, operator: mo.Operat
     assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(names)
 
 
-def test_the_demo() -> None:
+def plain(line: str) -> str:
+    """A line of the demo without what differs from run to run, and from one kubectl to the next."""
+    line = line.replace(" from default namespace", "")
+    return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
+
+
+def test_the_demo_prints_what_the_readme_says() -> None:
     done = subprocess.run([sys.executable, "tests/demo.py", "--wait=no"], cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "That was the life of a Milvus" in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"
+    printed = "\n".join(map(plain, done.stdout.splitlines()))
+    (shown,) = (block for block in blocks("") if "operator |" in block)
+    assert [line for line in shown.splitlines() if plain(line) not in printed] == []
+
+
+def test_the_pictures_are_there_and_need_nothing_else() -> None:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert "docs/demo.svg" in pictures
+    for picture in pictures:
+        assert ElementTree.parse(TOP / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    text = (TOP / "docs" / "demo.svg").read_text()
+    assert len(text) < 30_000
+    assert not re.search(r"<script|href|url\(|@import", text)
+
+
+def test_links_inside_the_readme_lead_somewhere() -> None:
+    titles = re.findall(r"^##+ (.*)$", README, re.M)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
+    files = re.findall(r"\]\((?!#|https?:)([^)]+)\)", README)
+    assert [file for file in files if not (TOP / file).exists()] == []
+
+
+def test_its_figures_are_those_of_the_benchmark() -> None:
+    measured = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", RESULTS)]
+    text = README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")
+    said = re.findall(r"(\d[\d,.]*)(?= (?:s|MiB|cores|pods a second|with \d+ a second)\b|/s| and \d+ MiB)", text)
+    assert len(said) > 30
+    unknown = []
+    for figure in said:
+        digits = len(figure.partition(".")[2])
+        number, half = float(figure.replace(",", "")), 0.5001 * 10**-digits
+        if not any(abs(number - other) <= half for other in measured):
+            unknown.append(figure)
+    assert unknown == []
 
 
 def test_make_install_run_and_uninstall(kube: Kube) -> None:
@@ -87,18 +133,45 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
     run("install")
 
 
+def chapter(title: str) -> str:
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 def section(title: str) -> list[str]:
     """The commands in a section of the README."""
-    text = README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    lines = "\n".join(blocks("sh", text)).splitlines()
+    lines = "\n".join(blocks("sh", chapter(title))).splitlines()
     return [line.partition("  #")[0].strip() for line in lines if line]
+
+
+def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
+    """As they are written, but for the virtual environment: the tests have one."""
+    (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    make = f"make -o .venv/ready BIN={os.path.dirname(sys.executable)}"
+    said, running = "", None
+    try:
+        for line in section("Use it on your cluster"):
+            command = line.replace("make", make)
+            if line.startswith("make run"):
+                running = subprocess.Popen(command, shell=True, cwd=TOP, env=env, start_new_session=True)
+                continue
+            done = subprocess.run(command, shell=True, cwd=TOP, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            said = done.stdout
+        assert "milvus-crd-test   1         1       Ready" in said
+        assert "pod/milvus-crd-test-0" in said
+    finally:
+        if running:
+            os.killpg(running.pid, signal.SIGTERM)
+            running.wait()
+        subprocess.run("kubectl delete -f sample.yaml", shell=True, cwd=TOP, env=env, capture_output=True)
 
 
 def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
     """Each as it is written, but for the image, which takes an engine to build; the kubelet is a simulated one."""
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
-    commands = [line for title in ("Install in a cluster", "Rights", "Watch it") for line in section(title)]
+    commands = [line for title in ("Run it in a cluster", "Rights", "Watch it") for line in section(title)]
     assert [line for line in commands if "make image" in line] == commands[:1]
     said = {}
     try:
@@ -119,11 +192,70 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
             subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True)
 
 
-def test_from_python(kube: Kube) -> None:
+def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
+    command("-n", "default", "--interval=0.2")
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
-    code = blocks("python")[1]
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["milvusdb/milvus:v2.6.0", "['from-python']", "[]"], done.stderr
+    (code,) = blocks("python", chapter("From Python"))
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "milvusdb/milvus:v2.6.0 ['from-python-0']",
+        "['from-python']",
+        "['from-python-0', 'from-python-1']",
+    ], done.stderr
+
+
+def names_of(statement: ast.stmt) -> tuple[str, ...]:
+    """What a statement at the top of a module defines."""
+    if isinstance(statement, ast.FunctionDef):
+        return (statement.name,)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return tuple(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def replaced(source: str, parts: str) -> str:
+    """The module, with the definitions of `parts` in the place of those of the same names."""
+    lines, there = source.splitlines(), {names_of(part): part for part in ast.parse(source).body}
+    for part in sorted(ast.parse(parts).body, key=lambda part: -there[names_of(part)].lineno):
+        old = there[names_of(part)]
+        lines[old.lineno - 1 : old.end_lineno] = parts.splitlines()[part.lineno - 1 : part.end_lineno]
+    return "\n".join(lines)
+
+
+def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
+    """The changes of the README make an operator for another kind, with its own CRD and its own rights."""
+    text = chapter("Make it yours")
+    assert [name for name in re.findall(r"`([A-Za-z_]+)`", text) if not hasattr(mo, name)] == []
+    (code,), (commands,) = blocks("python", text), blocks("sh", text)
+    operator, config = tmp_path / "milvus_operator.py", tmp_path / "kubeconfig"
+    operator.write_text(replaced((TOP / "milvus_operator.py").read_text(), code))
+    for name in ("crd.yaml", "deploy.yaml"):
+        (tmp_path / name).write_text((TOP / name).read_text())
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
+    cache = json.dumps({"apiVersion": "example.com/v1", "kind": "Cache", "metadata": {"name": "c"},
+                        "spec": {"image": "redis:8", "replicas": 2}})  # fmt: skip
+    try:
+        for name in ("cache-crd.yaml", "cache-deploy.yaml"):
+            kube.kubectl("apply", "--namespace=cache-operator", "-f", str(tmp_path / name))
+        kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
+        eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=cache, check=False))
+        token = kube.kubectl("create", "token", "cache-operator", "--namespace=cache-operator").strip()
+        env = os.environ | {"KUBECONFIG": kubeconfig(config, kube.plane, token=token)}
+
+        def ready() -> bool:
+            once = [sys.executable, str(operator), "--once", "-n", kube.ns]
+            done = subprocess.run(once, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            return "True" in kube.kubectl("get", "ca", "c", "-o", "jsonpath={.status.conditions[0].status}")
+
+        eventually(ready)
+        assert kube.names() == ["c-0", "c-1"]
+        (container,) = kube.all_pods()["c-1"]["spec"]["containers"]
+        assert (container["name"], container["args"][0]) == ("redis", "redis-server")
+        kube.kubectl("patch", "cache", "c", "--type=merge", "-p", '{"spec": {"image": "redis:9"}}')
+        eventually(lambda: ready() and kube.images() == ["redis:9", "redis:9"])
+    finally:
+        for name in ("cache-deploy.yaml", "cache-crd.yaml"):
+            kube.kubectl("delete", "--namespace=cache-operator", "-f", str(tmp_path / name), check=False)
 
 
 def test_every_field_of_the_crd_is_described(kube: Kube) -> None:
