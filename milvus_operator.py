@@ -224,6 +224,9 @@ def mapping(value: Any) -> Obj:
 # --------------------------------------------------------------------------------------
 
 
+# --- What the spec asks for ---
+
+
 def replicas_of(milvus: Obj) -> int:
     """How many pods are wanted. Raises Invalid when the spec can't be served."""
     if flaw := next(flaws_of(milvus), None):
@@ -327,6 +330,9 @@ def owner_reference(milvus: Obj) -> Obj:
     }
 
 
+# --- The pod, and its claim ---
+
+
 def new_pod(milvus: Obj, ordinal: int) -> Obj:
     """The pod of this ordinal, as it is sent to the API server: ours, with spec.pod laid over it."""
     spec, name = milvus["spec"], pod_name(milvus, ordinal)
@@ -389,6 +395,9 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
     labels = pod_labels(milvus, ordinal_of(milvus, pod) or 0)
     metadata = {"name": f"data-{name_of(pod)}", "namespace": namespace_of(milvus), "labels": labels}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+# --- Settings: spec.milvusSpec as environment variables ---
 
 
 def settings_of(milvus: Obj) -> dict[str, str] | None:
@@ -497,6 +506,9 @@ def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in chosen.items()]
 
 
+# --- spec.pod, laid over the pod ---
+
+
 MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
 ALTERNATIVES = {"exec", "httpGet", "tcpSocket", "grpc"}  # of which a probe has one
 
@@ -535,6 +547,9 @@ def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
     return [*merged.values(), *rest]
 
 
+# --- Whose pod it is ---
+
+
 def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
     """The pods that this Milvus owns, by ordinal. Ownership is the UID; a name proves nothing."""
     owned = (pod for pod in pods if owner_uid(pod) == uid_of(milvus))
@@ -570,6 +585,9 @@ def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
             message = f"the pod {name_of(pod)} {whose}: it is left alone; delete it, or name the Milvus otherwise"
             found[name_of(pod)] = Words(NAME_CONFLICT, message)
     return found
+
+
+# --- What to do ---
 
 
 DONE = {"create": "created", "delete": "deleted", "adopt": "adopted", "label": "labelled"}
@@ -654,6 +672,9 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str) -> lis
     if stale and all(i in mine and is_ready(mine[i]) for i in wanted):
         return [Action("delete", stale[0], "earlier template")]
     return []
+
+
+# --- What the status and the events say ---
 
 
 def words_of(pod: Obj) -> Words:
@@ -855,6 +876,16 @@ class ApiError(Exception):
 
 def right_to_status(milvus: Obj) -> str:
     return f"patch {PLURAL}/status in {namespace_of(milvus)}"
+
+
+@contextlib.contextmanager
+def tolerating(harmless: Callable[[ApiError], bool]) -> Iterator[None]:
+    """Go on after an error that is no harm; raise any other."""
+    try:
+        yield
+    except ApiError as error:
+        if not harmless(error):
+            raise
 
 
 def place(namespace: str | None) -> str:
@@ -1106,11 +1137,8 @@ class Cluster:
 
     def check_namespace(self, namespace: str) -> None:
         """Raise when there is none of that name, which its lists don't tell; a right to ask is not needed."""
-        try:
+        with tolerating(lambda error: error.code != 404):
             self.request("get", self.namespaces, name=namespace)
-        except ApiError as error:
-            if error.code == 404:
-                raise
 
     def carry_out(self, milvus: Obj, action: Action) -> Obj | None:
         """Do it; returns the pod as it is now, or None when there is none of that name."""
@@ -1120,31 +1148,22 @@ class Cluster:
         """With storage its claim comes first: no claim, no pod."""
         pod = new_pod(milvus, ordinal_of(milvus, pod) or 0)
         if claim := new_claim(milvus, pod):
-            try:
+            with tolerating(lambda error: error.is_taken):
                 self.write("create", self.claims, claim, body=claim)
-            except ApiError as error:
-                if not error.is_taken:
-                    raise
         return slim_pod(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
         """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
         body, options = new_pod(milvus, ordinal_of(milvus, pod) or 0), {"dry_run": "All", "query_params": [STRICT]}
-        try:
+        with tolerating(lambda error: error.is_taken or error.problem("create").reason == QUOTA_EXCEEDED):
             self.request("create", self.pods, namespace=namespace_of(pod), body=body, **options)
-        except ApiError as error:
-            if not error.is_taken and error.problem("create").reason != QUOTA_EXCEEDED:
-                raise
         return None
 
     def look(self, milvus: Obj, pod: Obj) -> Obj | None:
         """What holds the name: ours without its labels, one that is leaving, or somebody else's."""
-        try:
+        with tolerating(lambda error: error.code == 404):
             return slim_pod(self.request("get", self.pods, namespace=namespace_of(pod), name=name_of(pod)))
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            return None
+        return None
 
     def delete(self, milvus: Obj, pod: Obj) -> Obj | None:
         """A pod that was not Ready when it was listed is deleted only if it has not changed: it may be Ready by now."""
@@ -1154,15 +1173,15 @@ class Cluster:
         options: Obj = {"preconditions": same}
         if self.dry_run:  # in the body: with a body, the API server ignores ?dryRun=All and deletes
             options["dryRun"] = ["All"]
-        try:
+        with tolerating(lambda error: error.code == 404):
             left = self.request("delete", self.pods, namespace=namespace_of(pod), name=name_of(pod), body=options)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            return None
-        gone = left.get("metadata", {}).get("deletionGracePeriodSeconds") == 0 and not self.dry_run
-        ending = pod["metadata"] | {"deletionTimestamp": left.get("metadata", {}).get("deletionTimestamp") or "now"}
-        return None if gone and not ending.get("finalizers") else pod | {"metadata": ending}
+            metadata = mapping(left.get("metadata"))
+            at_once = metadata.get("deletionGracePeriodSeconds") == 0 and not self.dry_run
+            if not at_once or pod["metadata"].get("finalizers"):
+                return pod | {
+                    "metadata": pod["metadata"] | {"deletionTimestamp": metadata.get("deletionTimestamp") or "now"}
+                }
+        return None
 
     def adopt(self, milvus: Obj, pod: Obj) -> Obj | None:
         """As the ReplicaSet controller, only after one more look: the pods of an owner that is gone are collected."""
@@ -1180,12 +1199,8 @@ class Cluster:
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         body = {"metadata": {"uid": uid_of(milvus)}, "status": status}
-        try:
+        with tolerating(lambda error: error.code == 404 and self.serves_status()):  # the Milvus is gone
             self.write("patch", self.milvuses.status, milvus, body=body, content_type="application/merge-patch+json")
-        except ApiError as error:
-            if error.code != 404 or not self.serves_status():
-                raise
-            # the Milvus is gone, and its status with it
 
     def serves_status(self) -> bool:
         """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
@@ -1196,12 +1211,9 @@ class Cluster:
         """Count the event of that name once more, or create it if it has none or is gone; returns its name."""
         if name:
             series = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
-            try:
+            with tolerating(lambda error: error.code == 404):
                 told = {"metadata": event["metadata"] | {"name": name}}
                 return name_of(self.write("patch", self.events, told, body=series))
-            except ApiError as error:
-                if error.code != 404:
-                    raise
         return name_of(self.write("create", self.events, event, body=event))
 
 
