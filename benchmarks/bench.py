@@ -653,6 +653,9 @@ def main(chosen: list[str]) -> int:
         print("the benchmark reads /proc: it needs Linux")
         return 2
     rows = [row for row in ROWS if not chosen or any(row.__name__.startswith(name) for name in chosen)]
+    if not rows:
+        print(f"name rows of the table: {', '.join(row.__name__ for row in ROWS)}; or none for all")
+        return 2
     started = time.monotonic()
     try:
         with ControlPlane(nodes=False) as plane:
