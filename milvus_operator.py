@@ -1049,7 +1049,7 @@ class Cluster:
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
         self.namespaces = by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
-        self.timeout, self.dry_run = timeout, dry_run
+        self.timeout, self.dry_run, self.would = timeout, dry_run, "dry run, not really: " if dry_run else ""
         self.server = re.sub("//.*@", "//", api.configuration.host)  # without a password
         self.pages: dict[tuple[Resource, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
 
@@ -1150,6 +1150,8 @@ class Cluster:
         if claim := new_claim(milvus, pod):
             with tolerating(lambda error: error.is_taken):
                 self.write("create", self.claims, claim, body=claim)
+                about_pod = fields(milvus, "missing") | {"pod": name_of(pod)}
+                log.info("%screated claim %s: missing", self.would, full_name(claim), extra=about_pod)
         return slim_pod(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
@@ -1685,9 +1687,8 @@ class Operator:
         if done:
             self.counts[done] += 1
             ACTIONS.labels(done).inc()
-            would = "dry run, not really: " if self.cluster.dry_run else ""
             about_pod = fields(plan.milvus, action.reason) | {"pod": name_of(action.pod)}
-            log.info("%s%s pod %s: %s", would, done, full_name(action.pod), action.reason, extra=about_pod)
+            log.info("%s%s pod %s: %s", self.cluster.would, done, full_name(action.pod), action.reason, extra=about_pod)
 
     def close_plan(self, plan: Plan) -> None:
         """Write the status of a Milvus if it differs from the present one, and say what is new."""

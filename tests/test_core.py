@@ -242,9 +242,9 @@ def test_what_was_refused_is_said_in_both_conditions() -> None:
     conditions = mo.status_of(milvus(2), [READY[0]], problem, NOW)["conditions"]
     assert [(c["status"], c["reason"]) for c in conditions] == [("False", "QuotaExceeded")] * 2
     assert conditions[1]["message"] == "pods is forbidden: exceeded quota"
-    refused = mo.status_of(milvus(3), OLD, mo.Words("Invalid", "cpu: must be less than the limit"), NOW)[
-        "conditions"
-    ][0]
+    refused = mo.status_of(milvus(3), OLD, mo.Words("Invalid", "cpu: must be less than the limit"), NOW)["conditions"][
+        0
+    ]
     assert refused["reason"] == "Invalid", "a template that is refused is not on its way"
 
 

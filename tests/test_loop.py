@@ -581,7 +581,9 @@ def test_settings_reach_the_pod_and_text_is_kept_as_an_annotation(kube: Kube, op
     )
 
 
-def test_a_claim_for_each_pod_is_made_before_it_and_kept(kube: Kube, wire: Wire) -> None:
+def test_a_claim_for_each_pod_is_made_before_it_and_kept(
+    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     def claims() -> dict[str, str]:
         text = kube.kubectl(
             "get", "pvc", "-o", 'jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\\n"}{end}'
@@ -605,6 +607,8 @@ def test_a_claim_for_each_pod_is_made_before_it_and_kept(kube: Kube, wire: Wire)
     kube.gone("x-0")
     settle(operator)
     assert claims() == before
+    said = [line for line in caplog.messages if "claim" in line]
+    assert sorted(said) == [f"created claim {kube.ns}/data-x-{i}: missing" for i in range(2)]
     kube.delete()
     eventually(lambda: not kube.names())
     kube.create(replicas=2, storage={"size": "1Gi", "storageClassName": "nope"})
