@@ -1289,8 +1289,7 @@ class Memory:
     settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
     tally: Tally = field(default_factory=lambda: Tally())
     said: Words | None = None  # in the log and by an event
-    untold: dict[Story, list[str]] = field(default_factory=dict)  # events to be written, with the names of their pods
-    events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # written: name and count by content
+    events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # name and count, by reason and note
 
     def recall(self, milvus: Obj, now: float) -> None:
         """Forget what is over: refusals of an earlier spec, replacements long ago."""
@@ -1304,13 +1303,7 @@ class Memory:
 
     def is_at_rest(self, versions: tuple[str, ...], now: float) -> bool:
         """Whether nothing was left to do at these versions, and nothing waits for its time."""
-        return self.settled == versions and not self.untold and not (self.held and now >= self.refused.until)
-
-    def to_tell(self, story: Story, *pods: str) -> None:
-        """Have an event written about these pods; of more than twenty that wait, the oldest are dropped."""
-        self.untold.setdefault(story, []).extend(pods)
-        if len(self.untold) > 20:
-            del self.untold[next(iter(self.untold))]
+        return self.settled == versions and not (self.held and now >= self.refused.until)
 
     def hold(self, held: dict[str, Words], now: float) -> None:
         """Let what was refused rest, to be tried in this order; several refusals of one try are one."""
@@ -1329,7 +1322,7 @@ class Plan:
 
     ROUNDS = 4  # of deciding upon the outcome of the round before: adopt, then vet, then delete, then create
 
-    __slots__ = ("changed", "closed", "failure", "memory", "milvus", "pods", "rounds", "todo", "versions")
+    __slots__ = ("changed", "closed", "failure", "memory", "milvus", "pods", "rounds", "stories", "todo", "versions")
 
     def __init__(self, milvus: Obj, pods: Collection[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
@@ -1338,6 +1331,7 @@ class Plan:
         self.rounds = 0
         self.failure, memory.late = memory.late, None  # what ended the plan early, or one before it late
         self.changed: set[str] = set()  # pods that are not any more as they were listed
+        self.stories: dict[Story, list[str]] = {}  # to be told by events, with the names of their pods
         self.closed = False  # no pod is left to write about, or the pass is over
 
     def next(self) -> Action | None:
@@ -1400,7 +1394,7 @@ class Plan:
             now = time.monotonic()
             if reason == "Replaced" and is_finished(action.pod) and now >= self.memory.replaced.until:
                 self.memory.replaced.wait_longer(now)  # once for those of one pass
-            self.memory.to_tell(Story(reason, action.reason), name_of(action.pod))
+            self.stories.setdefault(Story(reason, action.reason), []).append(name_of(action.pod))
 
     def failed(self, action: Action, error: ApiError) -> None:
         """Leave the rest to another pass; what was refused rests, and what was to follow with it."""
@@ -1494,7 +1488,7 @@ class Operator:
         SINCE_GOOD_PASS.set_function(lambda: time.monotonic() - self.good)
         self.queue: deque[Plan] = deque()  # whose turn it is to write about pods; a plan may be in it several times
         self.closing: deque[Plan] = deque()  # those that are done with their pods, and whose status is to be written
-        self.telling: deque[Plan] = deque()  # and their events
+        self.telling: deque[tuple[Obj, Memory, Story, list[str]]] = deque(maxlen=20_000)  # what events are to tell
         self.number = 0  # of this pass
         self.sent = 0  # writes so far
         self.pending = 0  # those of this pass that are under way
@@ -1604,7 +1598,6 @@ class Operator:
         half = max(1, self.writers.number // 2)
         self.number, self.pending, self.queue = self.number + 1, 0, deque(plans)
         self.closing.clear()
-        self.telling.clear()
         while True:
             self.turn()
             while self.writers.running < self.writers.number and time.monotonic() < deadline:
@@ -1613,7 +1606,7 @@ class Operator:
                 elif self.queue:
                     self.go_on(self.queue.popleft())
                 elif self.telling and self.writers.running < half:  # events that hang must not hold up pods
-                    self.tell_event(self.telling.popleft())
+                    self.write_event(*self.telling.popleft())
                 else:
                     break
             now = time.monotonic()
@@ -1634,6 +1627,7 @@ class Operator:
         """Leave what is not done, and the failures that are not told yet, to the next pass."""
         for plan in (*(plan for plan in plans if not plan.closed), *self.closing):
             plan.memory.late, plan.failure = plan.failure, None
+            self.tell(plan)
             plan.todo.clear()
             plan.closed = True
 
@@ -1689,6 +1683,8 @@ class Operator:
             ACTIONS.labels(done).inc()
             about_pod = fields(plan.milvus, action.reason) | {"pod": name_of(action.pod)}
             log.info("%s%s pod %s: %s", self.cluster.would, done, full_name(action.pod), action.reason, extra=about_pod)
+        if plan.closed:
+            self.tell(plan)
 
     def close_plan(self, plan: Plan) -> None:
         """Write the status of a Milvus if it differs from the present one, and say what is new."""
@@ -1700,8 +1696,7 @@ class Operator:
         reconciled = status["conditions"][1]
         known = reconciled in conditions_of(plan.milvus)  # said before this operator started
         self.say(plan, said, failed=reconciled["status"] == "False", known=known)
-        if plan.memory.untold:
-            self.telling.append(plan)
+        self.tell(plan)
         present = mapping(plan.milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
@@ -1735,36 +1730,36 @@ class Operator:
             if not error.is_transient:
                 memory.no_status.wait_longer(time.monotonic())
 
-    def tell_event(self, plan: Plan) -> None:
-        """Write one of the events of a Milvus; the same again counts it up."""
-        memory, milvus = plan.memory, plan.milvus
-        story = next(iter(memory.untold))
-        told = memory.untold.pop(story)
-        pods = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if told[10:] else "")
+    def tell(self, plan: Plan) -> None:
+        """Have the plan's stories told when there is time: events are the last to be written."""
+        self.telling.extend((plan.milvus, plan.memory, story, pods) for story, pods in plan.stories.items())
+        plan.stories = {}
+
+    def write_event(self, milvus: Obj, memory: Memory, story: Story, about: list[str]) -> None:
+        """Write one event; the same again counts it up."""
+        pods = ", ".join(about[:10]) + (f" and {len(about) - 10} more" if about[10:] else "")
         note = f"{pods}: {story.why}" if pods else story.why
-        name, count = memory.events.get((story.reason, note), ("", 0))
+        event = new_event(milvus, story.reason, note, story.warning, timestamp("microseconds"))
+        name, count = memory.events.get((event["reason"], event["note"]), ("", 0))
         right = f"{'patch' if name else 'create'} events in {place(namespace_of(milvus))}"
         if not self.cluster.dry_run and self.may_try(right):  # else the log has said it
-            event = new_event(milvus, story.reason, note, story.warning, timestamp("microseconds"))
             job = functools.partial(self.cluster.write_event, event, name, count + 1)
-            self.start(job, functools.partial(self.event_written, plan, right, (story.reason, note), count + 1))
-        if memory.untold:
-            self.telling.append(plan)
+            self.start(job, functools.partial(self.event_written, event, memory, right, count + 1))
 
     def event_written(
-        self, plan: Plan, right: str, content: tuple[str, str], count: int, name: str, error: ApiError | None
+        self, event: Obj, memory: Memory, right: str, count: int, name: str, error: ApiError | None
     ) -> None:
         """Take in the outcome of an event. Nothing depends on it."""
-        events = plan.memory.events
+        namespace = namespace_of(event)
         if not error:
             self.fine(right)
-            events[content] = name, count
-            if len(events) > 20:
-                del events[next(iter(events))]
-        elif error.denied(namespace_of(plan.milvus)):
-            self.trouble(right, explain(error, right, namespace_of(plan.milvus), self.cluster.server), 30)
+            memory.events[event["reason"], event["note"]] = name, count
+            if len(memory.events) > 20:
+                del memory.events[next(iter(memory.events))]
+        elif error.denied(namespace):
+            self.trouble(right, explain(error, right, namespace, self.cluster.server), 30)
         else:
-            log.debug("no event for milvus %s: %s", full_name(plan.milvus), error)
+            log.debug("no event for milvus %s/%s: %s", namespace, event["regarding"]["name"], error)
 
     def say(self, plan: Plan, said: Words | None, failed: bool, known: bool = False) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
@@ -1776,11 +1771,11 @@ class Operator:
                 level, extra = logging.WARNING if failed else logging.INFO, fields(plan.milvus, said.reason)
                 log.log(level, "milvus %s: %s: %s", name, said.reason, said.message, extra=extra)
             if not known:
-                memory.to_tell(Story(said.event or said.reason, said.message, failed))
+                plan.stories[Story(said.event or said.reason, said.message, failed)] = []
         elif before and not said and before.reason != SPEC_IS_TEXT:
             if not before.shared:
                 log.info("milvus %s: all right again", name, extra=fields(plan.milvus, "Reconciled"))
-            memory.to_tell(Story("Reconciled", "all right again"))
+            plan.stories[Story("Reconciled", "all right again")] = []
 
     def trouble(self, about: str, text: str, rest: float = 0) -> None:
         """Say what is wrong, when it is new, and let it rest for some seconds."""

@@ -122,7 +122,7 @@ def test_a_slow_list_is_a_loop_that_turns(kube: Kube, wire: Wire, monkeypatch: p
 def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Kube) -> None:
     port = free_ports(1)[0]
     process = command("--health-port", str(port))
-    process.says("serves")
+    eventually(lambda: get(port, "/healthz")[0] == 200, ignoring=(OSError,))
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     assert get(port, "/healthz")[0] == 200
     started = time.monotonic()
