@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -414,16 +415,18 @@ def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_pat
 
 
 def test_a_second_signal_ends_it_at_once(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    hangs = threading.Event()
+
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST":
+            hangs.set()
             time.sleep(20)
         return verb == "POST"
 
     wire.fault = fault
     kube.create()
     process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "-v")
-    process.says("serves")
-    time.sleep(1)
+    assert hangs.wait(20)
     process.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert process.process.poll() is None, "it waits for the write under way"
