@@ -888,6 +888,25 @@ def tolerating(harmless: Callable[[ApiError], bool]) -> Iterator[None]:
             raise
 
 
+def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
+    """What a job returned, or how it failed: whatever an answer or an object holds, nothing ends the loop."""
+    try:
+        return job(), None
+    except ApiError as error:
+        return None, error
+    except Exception as error:  # an answer that is JSON, but not what an API server says
+        return None, unexpected(error)
+
+
+def unexpected(error: Exception) -> ApiError:
+    """An error that nothing foresaw. Its text may hold anything, so only its kind and place are told."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}" if trace else "nowhere"
+    return ApiError(0, f"unexpected {type(error).__name__} in {place}: please report it", {"reason": "Unexpected"})
+
+
 def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
@@ -1053,6 +1072,20 @@ class Cluster:
         self.server = re.sub("//.*@", "//", api.configuration.host)  # without a password
         self.pages: dict[tuple[Resource, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
 
+    def explain(self, error: ApiError, what: str, namespace: str | None) -> str:
+        """One line on a request that failed for all: what happened, and what to do."""
+        if error.code == 0:
+            return f"cannot reach {self.server}: {error}; trying again"
+        if error.code == 401:
+            return f"{self.server} does not accept the credentials (401): log in again, or renew the kubeconfig's token"
+        if right := error.denied(namespace):
+            return f"not allowed to {right}: grant this right to the operator"
+        if mapping(error.status.get("details")).get("kind") == "namespaces":
+            return f"{place(namespace)} does not exist: nothing is served there until it is created"
+        if error.code == 404:
+            return f"{self.server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
+        return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}; trying again"
+
     def request(self, verb: str, resource: Resource, **arguments: Any) -> Obj:
         """Send one request of the dynamic client; returns the answer as a dict."""
         return parse(self.fetch(verb, resource, **arguments))
@@ -1200,12 +1233,16 @@ class Cluster:
         return slim_pod(self.write("patch", self.pods, pod, body={"metadata": same | metadata}))
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
+        """Without the status subresource, the answer is 404 as for a Milvus that is gone."""
         body = {"metadata": {"uid": uid_of(milvus)}, "status": status}
-        with tolerating(lambda error: error.code == 404 and self.serves_status()):  # the Milvus is gone
+        with tolerating(lambda error: error.code == 404):
             self.write("patch", self.milvuses.status, milvus, body=body, content_type="application/merge-patch+json")
+            return
+        if not self.serves_status():
+            crd = f"{PLURAL}.{GROUP}"
+            raise ApiError(404, f"the CRD {crd} is an old one: no status is written until `kubectl apply -f crd.yaml`")
 
     def serves_status(self) -> bool:
-        """Whether the CRD has the status subresource: without it, the answer is 404 as for a Milvus that is gone."""
         _, body = self.send(self.milvuses.client.request, method="get", path=f"/apis/{API_VERSION}")
         return any(resource["name"] == f"{PLURAL}/status" for resource in parse(body).get("resources") or [])
 
@@ -1540,15 +1577,15 @@ class Operator:
         due = [scope for scope in self.scopes if scope.due <= started]
         for scope in due:
             self.listers.start(functools.partial(self.cluster.snapshot, scope.namespace, self.turn), scope)
-        for scope, answer, error in (self.listers.answer() for _ in due):
+        for scope, lists, error in (self.listers.answer() for _ in due):
             self.turn()
             scope.due = started + self.interval
-            made = None
-            if answer:
-                made, error = attempt(functools.partial(self.plans, scope, *answer))
+            if not error:
+                made, error = attempt(functools.partial(self.plans, scope, *lists))
             if error:
                 self.list_failed(scope, error)
-            plans += made or []
+            else:
+                plans += made
         plans.sort(key=lambda plan: plan.memory.served)
         now = time.monotonic()
         self.work(plans, math.inf if once else now + max(self.interval, now - started))
@@ -1560,7 +1597,7 @@ class Operator:
         now = time.monotonic()
         scope.failures.wait_longer(now)
         scope.due = now + scope.failures.delay * random.uniform(0.5, 1)
-        self.trouble(f"list {scope}", explain(error, "list", scope.namespace, self.cluster.server))
+        self.trouble(f"list {scope}", self.cluster.explain(error, "list", scope.namespace))
 
     def plans(self, scope: Scope, found: list[Obj], wanted: list[Obj]) -> list[Plan]:
         """A plan for each Milvus that is not at rest and can be served now."""
@@ -1610,10 +1647,8 @@ class Operator:
                 else:
                     break
             now = time.monotonic()
-            full = self.writers.running >= self.writers.number and (
-                self.queue or self.closing
-            )  # with writes of an earlier pass
-            if now >= deadline + GRACE or not (self.pending or (full and now < deadline)):
+            waits = self.pending or ((self.queue or self.closing) and now < deadline)  # the latter for a free worker
+            if now >= deadline + GRACE or not waits:
                 break  # what hangs is left to itself; its Milvus waits for it, nobody else does
             if now - told >= 5:
                 told = now
@@ -1657,7 +1692,7 @@ class Operator:
         self.pending -= number == self.number
         if error and error.is_general:
             self.counts["unreachable"] += 1
-            self.trouble("server", explain(error, "write", None, self.cluster.server))
+            self.trouble("server", self.cluster.explain(error, "write", None))
         _, strange = attempt(functools.partial(outcome, answer, error))
         if strange:
             log.error("%s", strange)
@@ -1672,7 +1707,7 @@ class Operator:
                 plan.memory.late = plan.failure
             self.counts["changed"] += bool(plan.changed)
             if right := error.denied(namespace):
-                self.trouble(right, explain(error, right, namespace, self.cluster.server))
+                self.trouble(right, self.cluster.explain(error, right, namespace))
             return
         claims = action.verb == "create" and plan.milvus["spec"].get("storage")
         for right in (*RIGHTS[action.verb], *(["create persistentvolumeclaims"] if claims else [])):
@@ -1696,7 +1731,6 @@ class Operator:
         reconciled = status["conditions"][1]
         known = reconciled in conditions_of(plan.milvus)  # said before this operator started
         self.say(plan, said, failed=reconciled["status"] == "False", known=known)
-        self.tell(plan)
         present = mapping(plan.milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
@@ -1717,13 +1751,10 @@ class Operator:
             self.fine(one)
             self.fine(right)
         elif error.code == 404:
-            crd = f"{PLURAL}.{GROUP}"
-            self.trouble(
-                right, f"the CRD {crd} is an old one: no status is written until `kubectl apply -f crd.yaml`", 10
-            )
+            self.trouble(right, str(error), 10)
         elif error.denied(namespace_of(plan.milvus)):
             self.counts["failed"] += 1
-            self.trouble(right, explain(error, right, namespace_of(plan.milvus), self.cluster.server), 10)
+            self.trouble(right, self.cluster.explain(error, right, namespace_of(plan.milvus)), 10)
         elif error.code != 409 and not error.is_general:  # else it has changed since, and the next pass sees it
             self.counts["failed"] += 1
             self.trouble(one, f"cannot write {one}: {error}")
@@ -1757,7 +1788,7 @@ class Operator:
             if len(memory.events) > 20:
                 del memory.events[next(iter(memory.events))]
         elif error.denied(namespace):
-            self.trouble(right, explain(error, right, namespace, self.cluster.server), 30)
+            self.trouble(right, self.cluster.explain(error, right, namespace), 30)
         else:
             log.debug("no event for milvus %s/%s: %s", namespace, event["regarding"]["name"], error)
 
@@ -1776,6 +1807,7 @@ class Operator:
             if not before.shared:
                 log.info("milvus %s: all right again", name, extra=fields(plan.milvus, "Reconciled"))
             plan.stories[Story("Reconciled", "all right again")] = []
+        self.tell(plan)
 
     def trouble(self, about: str, text: str, rest: float = 0) -> None:
         """Say what is wrong, when it is new, and let it rest for some seconds."""
@@ -1830,40 +1862,6 @@ class Operator:
         with contextlib.suppress(Empty):
             while self.writers.running:
                 self.record(*self.writers.answer(max(0, end - time.monotonic())))
-
-
-def explain(error: ApiError, what: str, namespace: str | None, server: str) -> str:
-    """One line on a request that failed for all: what happened, and what to do."""
-    if error.code == 0:
-        return f"cannot reach {server}: {error}; trying again"
-    if error.code == 401:
-        return f"{server} does not accept the credentials (401): log in again, or renew the token of the kubeconfig"
-    if right := error.denied(namespace):
-        return f"not allowed to {right}: grant this right to the operator"
-    if mapping(error.status.get("details")).get("kind") == "namespaces":
-        return f"{place(namespace)} does not exist: nothing is served there until it is created"
-    if error.code == 404:
-        return f"{server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
-    return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}; trying again"
-
-
-def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
-    """What a job returned, or how it failed: whatever an answer or an object holds, nothing ends the loop."""
-    try:
-        return job(), None
-    except ApiError as error:
-        return None, error
-    except Exception as error:  # an answer that is JSON, but not what an API server says
-        return None, unexpected(error)
-
-
-def unexpected(error: Exception) -> ApiError:
-    """An error that nothing foresaw. Its text may hold anything, so only its kind and place are told."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}" if trace else "nowhere"
-    return ApiError(0, f"unexpected {type(error).__name__} in {place}: please report it", {"reason": "Unexpected"})
 
 
 def timestamp(precision: str = "seconds") -> str:
