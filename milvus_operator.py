@@ -143,7 +143,7 @@ class Words(NamedTuple):
     reason: str
     message: str
     event: str = ""  # the reason of the event, where that is another
-    shared: bool = False  # a problem that hits all alike, and is said once for all
+    shared: bool = False  # a problem of all alike (no server, a missing right), which is said once for all
 
 
 class Invalid(Exception):
@@ -402,12 +402,12 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
 
 def settings_of(milvus: Obj) -> dict[str, str] | None:
     """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[0]
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}").values
 
 
 def syntax_error(milvus: Obj) -> int:
     """The line of spec.milvusSpec that is no YAML, or 0. Raises Invalid."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")[1]
+    return parse_settings(milvus["spec"].get("milvusSpec") or "{}").broken_line
 
 
 def invalid(node: Any, text: str) -> Invalid:
@@ -415,25 +415,27 @@ def invalid(node: Any, text: str) -> Invalid:
     return Invalid(f"spec.milvusSpec, line {node.start_mark.line + 1}: {text}")
 
 
-@functools.lru_cache(maxsize=128)
-def parse_settings(text: str) -> tuple[dict[str, str] | None, int]:
-    """The settings of a YAML mapping, flattened to dotted names, and 0.
+class Settings(NamedTuple):
+    values: dict[str, str] | None  # by dotted name; None for text that is no YAML mapping
+    broken_line: int = 0  # where the text is no YAML at all
 
-    None and 0 when the text is no mapping, None and a line when it is no YAML. Raises Invalid.
-    """
+
+@functools.lru_cache(maxsize=128)
+def parse_settings(text: str) -> Settings:
+    """The settings of a YAML mapping, flattened to dotted names. Raises Invalid for a mapping that can't be served."""
     if len(text.encode(errors="replace")) > MAX_SPEC:
         raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC // 1024} KiB")
     try:
         if not is_harmless_mapping(text):
-            return None, 0
+            return Settings(None)
         nodes = list(flatten(yaml.compose(text, YAML_LOADER)))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
-        return None, min(line, text.rstrip().count("\n")) + 1  # some are seen at the end only
+        return Settings(None, min(line, text.rstrip().count("\n")) + 1)  # an open bracket is seen after the last line
     except (yaml.YAMLError, ValueError):  # characters that YAML does not allow
-        return None, 1
+        return Settings(None, 1)
     check_settings(nodes)
-    return {name: value_of(node) for name, node in nodes}, 0
+    return Settings({name: value_of(node) for name, node in nodes})
 
 
 def check_settings(nodes: list[tuple[str, Any]]) -> None:
@@ -582,7 +584,8 @@ def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
         if name_of(pod) in wanted and not ours and not is_leaving(milvus, pod):
             owner = controller_of(pod)
             whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "was made by somebody else"
-            message = f"the pod {name_of(pod)} {whose}: it is left alone; delete it, or name the Milvus otherwise"
+            advice = "delete it, which is seen within 5 min, or name the Milvus otherwise"
+            message = f"the pod {name_of(pod)} {whose}: it is left alone; {advice}"
             found[name_of(pod)] = Words(NAME_CONFLICT, message)
     return found
 
@@ -644,8 +647,9 @@ def decide(
                 others.append(Action("create", name_only(milvus, ordinal), "missing"))
         elif is_finished(pod) and not is_ending(pod):
             stale = template_hash_of(pod) != fingerprint
-            if replace or stale:
-                (steps if stale else deletes).append(Action("delete", pod, f"to be replaced: {words_of(pod).reason}"))
+            if replace or stale:  # an earlier template is given up only when the present one is vetted
+                words = dict.fromkeys((phase_of(pod), words_of(pod).reason))  # Failed: Evicted
+                (steps if stale else deletes).append(Action("delete", pod, ": ".join(words)))
         elif not is_ending(pod) and not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
             others.append(Action("label", pod, "lost its labels"))
     if not syntax_error(milvus):  # a slip of the pen must not set a running database back to the defaults
@@ -698,8 +702,10 @@ def words_of(pod: Obj) -> Words:
 
 def readiness(milvus: Obj, mine: dict[int, Obj], problem: Words | None) -> tuple[bool, Words]:
     """Whether every wanted pod is there, up to date and Ready, and what the Ready condition says. Raises Invalid."""
-    replicas, fingerprint = replicas_of(milvus), template_hash(milvus)
-    missing = problem or Words("Creating", "")
+    replicas, fingerprint, line = replicas_of(milvus), template_hash(milvus), syntax_error(milvus)
+    missing, stale = problem or Words("Creating", ""), problem or Words("Updating", "it has an earlier template")
+    if line:
+        stale = Words("SyntaxError", f"it keeps its template for the syntax error in line {line} of spec.milvusSpec")
     waiting: list[tuple[str, Words]] = []
     for ordinal in range(replicas):
         pod = mine.get(ordinal)
@@ -708,7 +714,7 @@ def readiness(milvus: Obj, mine: dict[int, Obj], problem: Words | None) -> tuple
         elif not is_ready(pod):
             waiting.append((name_of(pod), words_of(pod)))
         elif template_hash_of(pod) != fingerprint:
-            waiting.append((name_of(pod), problem or Words("Updating", "it has an earlier template")))
+            waiting.append((name_of(pod), stale))
     ready = f"{replicas - len(waiting)} of {replicas} pods are ready and up to date"
     if not waiting:
         return True, Words("Ready", ready)
@@ -722,7 +728,8 @@ def reconciliation(milvus: Obj) -> Words:
         return Words("Reconciled", "the pods are as the spec asks, or on their way")
     kept = f"it is kept as the annotation {MILVUS_SPEC} and sets nothing"
     if line := syntax_error(milvus):
-        kept = f"it has a syntax error in line {line}: {kept}, and no pod is replaced for it"
+        broken = f"it has a syntax error in line {line}, for which no pod is replaced, and new pods have the defaults"
+        return Words(SPEC_IS_TEXT, f"spec.milvusSpec is no YAML: {broken}: {kept}")
     return Words(SPEC_IS_TEXT, f"spec.milvusSpec is no YAML mapping: {kept}")
 
 
@@ -826,7 +833,12 @@ NO_FINALIZERS = "cannot set blockOwnerDeletion"
 
 
 class ApiError(Exception):
-    """A request that failed: the server's HTTP code, 0 when there was no proper answer, and one line of text."""
+    """A request that failed: the server's HTTP code, 0 when there was no proper answer, and one line of text.
+
+    General ones (no answer, 401) and denied rights (403) are troubles of the operator, said once
+    for all. Any other is told of its Milvus. What is transient is tried in the next pass; what
+    was refused (400, 403, 404, 422) rests before.
+    """
 
     def __init__(self, code: int, message: str, status: Obj | None = None) -> None:
         super().__init__(message)
@@ -909,6 +921,9 @@ def unexpected(error: Exception) -> ApiError:
 
 def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
+
+
+# --- The bytes of an answer, bounded in time, depth and memory (to be skipped on a first reading) ---
 
 
 class Bounded(io.RawIOBase):
@@ -1075,7 +1090,7 @@ class Cluster:
     def explain(self, error: ApiError, what: str, namespace: str | None) -> str:
         """One line on a request that failed for all: what happened, and what to do."""
         if error.code == 0:
-            return f"cannot reach {self.server}: {error}; trying again"
+            return f"cannot reach {self.server}: {error}"
         if error.code == 401:
             return f"{self.server} does not accept the credentials (401): log in again, or renew the kubeconfig's token"
         if right := error.denied(namespace):
@@ -1084,7 +1099,7 @@ class Cluster:
             return f"{place(namespace)} does not exist: nothing is served there until it is created"
         if error.code == 404:
             return f"{self.server} knows no {PLURAL}.{GROUP}: install the CRD with `kubectl apply -f crd.yaml`"
-        return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}; trying again"
+        return f"cannot {what} in {place(namespace)}: HTTP {error.code}: {error}"
 
     def request(self, verb: str, resource: Resource, **arguments: Any) -> Obj:
         """Send one request of the dynamic client; returns the answer as a dict."""
@@ -1188,7 +1203,10 @@ class Cluster:
         return slim_pod(self.write("create", self.pods, pod, body=pod, query_params=[STRICT]))
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj | None:
-        """Whether the API server would accept the pod: it says that the name exists only after all other checks."""
+        """Raise if the API server would refuse the pod as it would be made now: a dry run of its creation.
+
+        The name is taken, by the pod that is to be replaced; that is checked last, so it means yes.
+        """
         body, options = new_pod(milvus, ordinal_of(milvus, pod) or 0), {"dry_run": "All", "query_params": [STRICT]}
         with tolerating(lambda error: error.is_taken or error.problem("create").reason == QUOTA_EXCEEDED):
             self.request("create", self.pods, namespace=namespace_of(pod), body=body, **options)
@@ -1211,6 +1229,7 @@ class Cluster:
         with tolerating(lambda error: error.code == 404):
             left = self.request("delete", self.pods, namespace=namespace_of(pod), name=name_of(pod), body=options)
             metadata = mapping(left.get("metadata"))
+            # The answer is the pod: gone with a grace period of 0, unless a finalizer keeps it, else on its way.
             at_once = metadata.get("deletionGracePeriodSeconds") == 0 and not self.dry_run
             if not at_once or pod["metadata"].get("finalizers"):
                 return pod | {
@@ -1363,13 +1382,14 @@ class Plan:
 
     def __init__(self, milvus: Obj, pods: Collection[Obj], memory: Memory) -> None:
         self.milvus, self.pods, self.memory = milvus, {name_of(pod): pod for pod in pods}, memory
-        self.versions, memory.settled = versions_of(milvus, pods), ()
+        self.versions = versions_of(milvus, pods)
         self.todo: list[Action] = []
         self.rounds = 0
-        self.failure, memory.late = memory.late, None  # what ended the plan early, or one before it late
+        self.failure = memory.late  # what ended the plan early, or one before it late
         self.changed: set[str] = set()  # pods that are not any more as they were listed
         self.stories: dict[Story, list[str]] = {}  # to be told by events, with the names of their pods
         self.closed = False  # no pod is left to write about, or the pass is over
+        memory.late, memory.settled = None, ()
 
     def next(self) -> Action | None:
         """The next write, if there is one that need not wait for those under way."""
@@ -1384,34 +1404,34 @@ class Plan:
 
     def decide(self) -> list[Action]:
         """The writes of the next round: what was refused rests, and is then the last to be tried."""
-        memory, pods, now = self.memory, self.pods.values(), time.monotonic()
+        memory, now = self.memory, time.monotonic()
         self.rounds += 1
         if self.failure or self.closed or self.rounds > self.ROUNDS:
             return []
+        resting = dict(memory.held) if now < memory.refused.until else {}
         try:
-            conflicts = strangers(self.milvus, pods)
-            ours = {name_of(pod) for pod in members(self.milvus, pods).values()}
-            rests = memory.held if now < memory.refused.until else {}
-            for name in [name for name in ours & memory.held.keys() if memory.held[name].reason == NAME_CONFLICT]:
-                del memory.held[name]  # another copy has made it
-            seen = {name for name, problem in rests.items() if problem.reason == NAME_CONFLICT}
-            actions = decide(
-                self.milvus,
-                pods,
-                held=conflicts.keys() | seen,
-                replace=now >= memory.replaced.until,
-                vetted=memory.vetted == template_hash(self.milvus),
-            )
+            conflicts = self.conflicts(resting, now)
+            may_replace, vetted = now >= memory.replaced.until, memory.vetted == template_hash(self.milvus)
+            actions = decide(self.milvus, self.pods.values(), held=conflicts, replace=may_replace, vetted=vetted)
         except Invalid:
             return []  # its status says why
-        if not rests:
-            to_do = {name_of(action.pod) for action in actions}
-            memory.held = {name: held for name, held in memory.held.items() if name in to_do}
-        if not conflicts.keys() <= memory.held.keys():
-            memory.hold(conflicts, now)
-        actions = [action for action in actions if name_of(action.pod) not in rests.keys() | self.changed]
+        if not resting:  # what is no longer to do is no longer held
+            names = {name_of(action.pod) for action in actions} | conflicts
+            memory.held = {name: problem for name, problem in memory.held.items() if name in names}
+        actions = [action for action in actions if name_of(action.pod) not in resting.keys() | self.changed]
         order = {name: place for place, name in enumerate(memory.held, 1)}
         return sorted(actions, key=lambda action: order.get(name_of(action.pod), 0))
+
+    def conflicts(self, resting: dict[str, Words], now: float) -> set[str]:
+        """The names that strangers hold: those in view, and those that rest, for no list shows them. Raises Invalid."""
+        found, ours = strangers(self.milvus, self.pods.values()), members(self.milvus, self.pods.values())
+        hidden = {name for name, problem in resting.items() if problem.reason == NAME_CONFLICT}
+        for name in hidden & {name_of(pod) for pod in ours.values()}:  # another copy has made it
+            del self.memory.held[name]
+            hidden.remove(name)
+        if not found.keys() <= resting.keys():
+            self.memory.hold(found, now)
+        return hidden | found.keys()
 
     def replaces(self, action: Action) -> bool:
         """Whether it deletes a pod for another to take its place."""
@@ -1440,7 +1460,7 @@ class Plan:
         elif error.code in (404, 409) and action.verb != "create":
             self.changed.add(name_of(action.pod))
         else:
-            problem = error.problem("create" if action.verb in ("vet", "look") else action.verb)
+            problem = error.problem({"vet": "update", "look": "create"}.get(action.verb, action.verb))
             self.failure = self.failure or problem
             if not error.is_transient:
                 self.memory.hold({name_of(a.pod): problem for a in (*self.todo, action)}, time.monotonic())
@@ -1606,6 +1626,7 @@ class Operator:
         self.fine(f"list {scope}")
         uids = {uid_of(milvus) for milvus in wanted}
         scope.memories = {uid: scope.memories.get(uid) or Memory() for uid in uids}
+        # By the UID of the owner, or for orphans and strangers by the name in their instance label.
         index: dict[Any, list[Obj]] = defaultdict(list)
         for pod in found:
             owner = owner_uid(pod)
@@ -1689,7 +1710,8 @@ class Operator:
     def record(self, what_for: tuple[int, Outcome], answer: Any, error: ApiError | None) -> None:
         """Take in how a write ended."""
         number, outcome = what_for
-        self.pending -= number == self.number
+        if number == self.number:
+            self.pending -= 1
         if error and error.is_general:
             self.counts["unreachable"] += 1
             self.trouble("server", self.cluster.explain(error, "write", None))
@@ -1699,7 +1721,7 @@ class Operator:
 
     def pod_written(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
         plan.memory.writing -= 1
-        self.queue.extend([plan] if error else [plan, plan])
+        self.queue.extend([plan] if error else [plan, plan])  # the slow start: a success frees two more
         namespace, done = namespace_of(plan.milvus), DONE.get(action.verb)
         if error:
             plan.failed(action, error)
@@ -1734,7 +1756,7 @@ class Operator:
         present = mapping(plan.milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
             waits = any(map(is_finished, plan.pods.values()))  # until it may be replaced
-            if plan.rounds == 1 and not plan.failure and not waits:
+            if plan.rounds == 1 and not plan.failure and not waits:  # a second round follows upon writes
                 plan.memory.settled = plan.versions
         elif time.monotonic() >= plan.memory.no_status.until and self.may_try(right_to_status(plan.milvus)):
             plan.memory.writing += 1
@@ -1798,11 +1820,12 @@ class Operator:
         memory, name = plan.memory, full_name(plan.milvus)
         before, memory.said = memory.said, said
         if said and said != before:
+            warns = failed or (said.reason == SPEC_IS_TEXT and syntax_error(plan.milvus) > 0)
             if not said.shared and (failed or not known):
-                level, extra = logging.WARNING if failed else logging.INFO, fields(plan.milvus, said.reason)
+                level, extra = logging.WARNING if warns else logging.INFO, fields(plan.milvus, said.reason)
                 log.log(level, "milvus %s: %s: %s", name, said.reason, said.message, extra=extra)
             if not known:
-                plan.stories[Story(said.event or said.reason, said.message, failed)] = []
+                plan.stories[Story(said.event or said.reason, said.message, warns)] = []
         elif before and not said and before.reason != SPEC_IS_TEXT:
             if not before.shared:
                 log.info("milvus %s: all right again", name, extra=fields(plan.milvus, "Reconciled"))
@@ -1826,9 +1849,11 @@ class Operator:
     def may_try(self, about: str) -> bool:
         """Whether what was in trouble may be tried again; one tries for all."""
         trouble, now = self.troubles.get(about), time.monotonic()
-        if trouble and trouble.until <= now:
+        if trouble and now < trouble.until:
+            return False
+        if trouble:
             self.troubles[about] = trouble._replace(until=now + 10)
-        return not trouble or trouble.until <= now
+        return True
 
     def counted(self) -> str:
         kinds = (*DONE.values(), "statuses written")
@@ -1982,7 +2007,8 @@ def connect(path: str | None, context: str | None, connections: int) -> tuple[Ap
         known = isinstance(error, ConfigException | OSError | yaml.YAMLError | urllib3.exceptions.HTTPError)
         text = " ".join(str(error).split()) if known else "it is not a kubeconfig"
         source = files if not in_pod else f"{files} or {SERVICE_ACCOUNT}"
-        raise Unusable(f"cannot use {source}: {text}; `kubectl config get-contexts` shows what is there") from None
+        hint = f"`kubectl{f' --kubeconfig {path}' if path else ''} config get-contexts` shows what is there"
+        raise Unusable(f"cannot use {source}: {text}; {hint}") from None
     raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
 
 
@@ -2115,7 +2141,7 @@ def main(
         signal.signal(signum, stop)
     start_log(verbose, log_format)
     gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
-    gc.freeze()
+    gc.freeze()  # what was imported is never looked at
     operator = None
     try:
         api, default = connect(kubeconfig, context, connections=2 * workers)

@@ -613,7 +613,7 @@ def report(bench: Bench, seconds: float) -> str:
         "# Results of `make bench`", "",
         f"{datetime.now(timezone.utc):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, {packages}; "
         f"etcd and kube-apiserver {kubernetes} on the same machine. {seconds / 60:.0f} minutes. Figures are medians; "
-        "what is compared ran in turns.", "",
+        "what is compared ran in turns; where rates are compared, the ratio is the median of those of the turns.", "",
         "| what | measured against | figures | ratio | to reach | |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in bench.rows:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane, Unavailable
+from controlplane import ControlPlane, Unavailable, commands
 
 TOP = Path(__file__).resolve().parent.parent
 NAME = "milvus-crd-test"
@@ -206,8 +206,9 @@ def main() -> int:
     parser.add_argument("--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour")
     wait = parser.parse_args().wait
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started = time.monotonic()
     try:
+        commands()  # builds them, the first time
+        started = time.monotonic()
         with ControlPlane() as plane:
             show(f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)")
             demo = None
@@ -222,6 +223,7 @@ def main() -> int:
                         show(f"  (kubectl is {plane.kubectl})\n")
                     signal.pause()
             finally:
+                screen.watch("")
                 if demo:
                     demo.stop()
         return 0

@@ -614,6 +614,9 @@ def test_a_claim_for_each_pod_is_made_before_it_and_kept(
     kube.create(replicas=2, storage={"size": "1Gi", "storageClassName": "nope"})
     settle(operator)
     assert claims() == before
+    kube.delete()
+    kube.kubectl("delete", "pvc", "-l", "app.kubernetes.io/instance=x", "--timeout=30s")
+    assert claims() == {}
 
 
 def test_data_on_a_bound_volume(kube: Kube, operator: mo.Operator) -> None:

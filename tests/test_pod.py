@@ -163,10 +163,12 @@ def test_a_syntax_error_replaces_no_pod_and_is_said() -> None:
     broken = milvus(milvusSpec="common: {security: {authorizationEnabled: true}")
     broken["metadata"]["generation"] = 2
     assert mo.decide(broken, [old]) == []
-    said = mo.status_of(broken, [old], None, "now")["conditions"][1]
-    assert (said["status"], said["reason"]) == ("True", "SpecIsText")
-    assert "a syntax error in line 1" in said["message"]
-    assert "security" not in said["message"]
+    ready, reconciled = mo.status_of(broken, [old], None, "now")["conditions"]
+    assert (ready["status"], ready["reason"]) == ("False", "SyntaxError"), "it waits for its user: it is not on its way"
+    assert (reconciled["status"], reconciled["reason"]) == ("True", "SpecIsText")
+    for condition in (ready, reconciled):
+        assert "syntax error in line 1" in condition["message"]
+        assert "security" not in condition["message"]
 
 
 def test_ten_to_the_nine_laughs() -> None:

@@ -55,15 +55,12 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 
 
-def test_the_first_yaml_is_the_sample() -> None:
-    assert blocks("yaml")[0] == (TOP / "sample.yaml").read_text().partition("---")[0]
-
-
 def test_every_milvus_of_the_readme_gets_its_pod(kube: Kube, operator: mo.Operator) -> None:
     for block in blocks("yaml"):
         kube.kubectl("apply", "-f", "-", stdin=block)
     settle(operator)
-    assert kube.names() == ["bucket-0", "configured-0", "kept-0", "large-0", "locked-0", "milvus-crd-test-0"]
+    one_each = ("bucket", "configured", "kept", "large", "locked")
+    assert kube.names() == [*(f"{name}-0" for name in one_each), "vectors-0", "vectors-1", "vectors-2"]
     (container,) = kube.all_pods()["locked-0"]["spec"]["containers"]
     names = [variable["name"] for variable in container["env"]]
     assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(names)

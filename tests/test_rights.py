@@ -226,7 +226,7 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
         ("Normal", "Deleted", "x-1: surplus: 1 wanted", 1),
         ("Normal", "Replaced", "x-0: earlier template", 1),
         ("Warning", "NameConflict", "the pod x-1 was made by somebody else: it is left alone; delete it, "
-                                    "or name the Milvus otherwise", 1),
+                                    "which is seen within 5 min, or name the Milvus otherwise", 1),
     ]  # fmt: skip
     described = kube.kubectl("describe", "mi", "x")
     assert "(x3 over" in described
