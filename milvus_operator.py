@@ -1252,8 +1252,8 @@ class Cluster:
         return slim_pod(self.write("patch", self.pods, pod, body={"metadata": same | metadata}))
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
-        """Without the status subresource, the answer is 404 as for a Milvus that is gone."""
-        body = {"metadata": {"uid": uid_of(milvus)}, "status": status}
+        """Only if it has not changed: its UID is not checked here. It is 404 without a Milvus, or without a status."""
+        body = {"metadata": {"resourceVersion": milvus["metadata"]["resourceVersion"]}, "status": status}
         with tolerating(lambda error: error.code == 404):
             self.write("patch", self.milvuses.status, milvus, body=body, content_type="application/merge-patch+json")
             return
@@ -1721,7 +1721,7 @@ class Operator:
 
     def pod_written(self, plan: Plan, action: Action, pod: Obj | None, error: ApiError | None) -> None:
         plan.memory.writing -= 1
-        self.queue.extend([plan] if error else [plan, plan])  # the slow start: a success frees two more
+        self.queue.extend([plan, plan])  # the slow start: each answer frees two more, and a failure ends the plan
         namespace, done = namespace_of(plan.milvus), DONE.get(action.verb)
         if error:
             plan.failed(action, error)
@@ -1777,7 +1777,9 @@ class Operator:
         elif error.denied(namespace_of(plan.milvus)):
             self.counts["failed"] += 1
             self.trouble(right, self.cluster.explain(error, right, namespace_of(plan.milvus)), 10)
-        elif error.code != 409 and not error.is_general:  # else it has changed since, and the next pass sees it
+        elif error.code == 409:  # it is not any more as it was listed
+            self.counts["changed"] += 1
+        elif not error.is_general:
             self.counts["failed"] += 1
             self.trouble(one, f"cannot write {one}: {error}")
             if not error.is_transient:

@@ -59,6 +59,36 @@ def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Sta
     assert kube.names() == ["x-0", "y-0"]
 
 
+@pytest.mark.parametrize(("changes", "codes", "exits"), [(1, [409, 200], 0), (99, [409] * 5, 1)])
+def test_once_tries_again_what_changed_meanwhile_but_not_for_ever(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire, changes: int, codes: list[int], exits: int
+) -> None:
+    milvus, changed = kube.create(), 0
+    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0))
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        nonlocal changed
+        if verb == "PATCH" and "/pods/x-0" in path and changed < changes:
+            changed += 1
+            kube.patch_pod("x-0", annotations={"changed": str(changed)})
+        return False
+
+    wire.fault = fault
+    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once")
+    assert process.end() == exits, process.log
+    adopted = [request for request in wire.requests if request.verb == "PATCH" and request.path.endswith("/pods/x-0")]
+    assert [request.code for request in adopted] == codes
+
+
+def test_it_rests_until_the_next_pass_is_due(kube: Kube, command: Start) -> None:
+    process = command("-v", "--interval", "3600")
+    process.says("pass over")
+    kube.create()
+    assert kube.names() == []
+    assert process.stop() == 0
+    assert process.log.count("pass over") == 1
+
+
 def test_it_runs_until_sigterm_and_exits_0(kube: Kube, command: Start) -> None:
     process = command("--interval", "0.2")
     process.says("every 0.2 s")
@@ -287,6 +317,18 @@ def test_nothing_is_left_in_the_temporary_folder(command: Start, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_namespace_that_is_named_twice_is_served_once(kube: Kube, command: Start) -> None:
+    process = command("--once", "-n", kube.ns, "-n", kube.ns)
+    assert process.end() == 0
+    assert f"serves namespace {kube.ns} once" in process.log
+
+
+def test_a_message_of_several_lines_is_one_line_of_the_log() -> None:
+    record = mo.log.makeRecord("", 20, "", 0, "%s", ("one\n  two\r\nthree",), None)
+    assert mo.TextLines().format(record).endswith("INFO    one two three")
+    assert json.loads(mo.JsonLines().format(record))["message"] == "one\n  two\r\nthree"
+
+
 def test_a_namespace_that_does_not_exist(kube: Kube, command: Start) -> None:
     kube.create()
     process = command("--once", "-n", "nowhere", "-n", kube.ns)
@@ -330,6 +372,22 @@ def test_a_list_that_failed_is_not_an_empty_list(
     assert not [request for request in wire.requests if request.verb != "GET"]
 
 
+def test_each_pass_asks_once(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    """The next pass is the retry; another one below it would multiply the time-out."""
+    asked = 0
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        nonlocal asked
+        asked += 1
+        handler.reset()
+        return True
+
+    wire.fault = fault
+    file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
+    fails(command("--kubeconfig", file, "--once"), 1, f"cannot reach {wire.url}")
+    assert asked == 1
+
+
 def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST":
@@ -343,6 +401,7 @@ def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: P
     )
     assert re.search(r"writing: \d created so far, 1 Milvus to go", process.says("writing: "))
     assert process.end() == 0
+    assert len(kube.names()) == 8, "however long it takes"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
 STRANGER["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web"}
 LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
+LOOSE = pod("x-1", "ready")
+LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,7 @@ ORPHAN = pod("x-1", "ready", owner=None)
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
         ("a surplus orphan is adopted, to be deleted then", 1, [READY[0], ORPHAN], ["adopt x-1"]),
+        ("an owner that is no controller is none", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
         ("a pod without labels gets them back", 1, [pod("x-0", "ready", "unlabelled")], ["label x-0"]),
         ("a nobody's pod with other labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
@@ -118,6 +121,13 @@ def test_a_stranger_does_not_block_a_roll() -> None:
     assert actions(milvus(3), OLD[0], READY[2], held={"x-1"}) == ["delete x-0"]
 
 
+def test_only_a_pod_of_an_earlier_milvus_of_this_name_goes_by_itself() -> None:
+    another = pod("x-1", "ready", owner="uid-of-y")
+    another["metadata"]["ownerReferences"][0]["name"] = "y"
+    assert mo.strangers(milvus(3), [LEAVING]) == {}
+    assert "belongs to Milvus y" in mo.strangers(milvus(3), [another])["x-1"].message
+
+
 def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
     assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
@@ -143,6 +153,8 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     assert mo.template_hash(milvus(milvusSpec="a: b")) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(pod={"spec": {}})) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(storage={"size": "1Gi"})) == mo.template_hash(milvus())
+    there, back = {"metadata": {}, "spec": {"a": 1, "b": 2}}, {"spec": {"b": 2, "a": 1}, "metadata": {}}
+    assert mo.template_hash(milvus(pod=there)) == mo.template_hash(milvus(pod=back)), "in any order"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,12 @@ def waiting(reason: str, message: str = "") -> Obj:
     return pod("x-1", containerStatuses=[{"state": {"waiting": {"reason": reason, "message": message}}}])
 
 
+def starting(init: Obj, reason: str) -> Obj:
+    return pod(
+        "x-1", initContainerStatuses=[{"state": init}], containerStatuses=[{"state": {"waiting": {"reason": reason}}}]
+    )
+
+
 @pytest.mark.parametrize(
     ("there", "reason", "message"),
     [
@@ -222,6 +240,10 @@ def waiting(reason: str, message: str = "") -> Obj:
                                  "message": "0/3 nodes are available"}]),
          "Unschedulable", "x-1: 0/3 nodes are available"),
         (pod("x-1", conditions=[]), "Pending", "x-1: Pending"),
+        (starting({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}, "PodInitializing"),
+         "ErrImagePull", "x-1: no such image"),
+        (starting({"terminated": {"reason": "Completed", "exitCode": 0}}, "CrashLoopBackOff"),
+         "CrashLoopBackOff", "x-1: CrashLoopBackOff"),
     ],
 )  # fmt: skip
 def test_ready_speaks_in_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
@@ -284,6 +306,73 @@ def test_only_pods_that_are_replaced_count_for_the_back_off() -> None:
         assert not plan.memory.replaced.delay, "nothing is deleted yet"
         plan.succeeded(action, None)
         assert bool(plan.memory.replaced.delay) == waits
+
+
+def test_a_roll_does_not_count_for_the_back_off() -> None:
+    plan = mo.Plan(milvus(), OLD, mo.Memory(vetted=mo.template_hash(milvus())))
+    action = plan.next()
+    assert action
+    assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
+    plan.succeeded(action, None)
+    assert not plan.memory.replaced.delay
+
+
+def test_a_pod_that_has_changed_is_left_to_the_next_pass() -> None:
+    for code in (404, 409):
+        plan = mo.Plan(milvus(replicas=2), READY, mo.Memory())
+        action = plan.next()
+        assert action
+        assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
+        plan.failed(action, mo.ApiError(code, "it has changed"))
+        assert plan.next() is None
+
+
+def test_a_name_that_is_taken_and_free_in_turn_is_tried_a_few_times() -> None:
+    plan = mo.Plan(milvus(replicas=1), [], mo.Memory())
+    verbs: list[str] = []
+    while (action := plan.next()) and len(verbs) < 100:
+        verbs.append(action.verb)
+        if action.verb == "create":
+            plan.failed(action, mo.ApiError(409, "it exists", {"reason": "AlreadyExists"}))
+        else:
+            plan.succeeded(action, None)
+    assert verbs == ["create", "look"] * mo.Plan.ROUNDS
+
+
+def test_what_has_succeeded_is_refused_no_more() -> None:
+    """Also when another write of its pass fails, and nothing more is decided."""
+    plan = mo.Plan(milvus(replicas=2), [], mo.Memory(held={"x-0": mo.Words("Forbidden", "not x-0")}))
+    first, second = plan.next(), plan.next()
+    assert first
+    assert second
+    assert [mo.name_of(first.pod), mo.name_of(second.pod)] == ["x-1", "x-0"]
+    plan.succeeded(second, pod("x-0"))
+    plan.failed(first, mo.ApiError(500, "not now"))
+    assert plan.next() is None
+    assert plan.outcome()[1] == mo.Words("APIError", "not now", "FailedCreate")
+
+
+def test_what_is_refused_again_is_the_last_to_be_tried() -> None:
+    memory, problem = mo.Memory(), mo.Words("Forbidden", "")
+    memory.hold({"x-0": problem, "x-1": problem}, now=1000)
+    memory.hold({"x-0": problem}, now=2000)
+    assert list(memory.held) == ["x-1", "x-0"]
+
+
+@pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
+def test_of_several_refusals_the_same_is_said_in_any_order(order: tuple[str, ...]) -> None:
+    held = {name: mo.Words("Forbidden", f"not {name}") for name in order}
+    plan = mo.Plan(milvus(replicas=2), [], mo.Memory(held=held))
+    assert plan.outcome()[1] == mo.Words("Forbidden", "not x-0")
+
+
+def test_what_waits_for_its_time_is_not_at_rest() -> None:
+    memory = mo.Memory(settled=("1", "2"))
+    assert memory.is_at_rest(("1", "2"), now=1000)
+    assert not memory.is_at_rest(("1", "3"), now=1000)
+    memory.hold({"x-0": mo.Words("Forbidden", "")}, now=1000)
+    assert memory.is_at_rest(("1", "2"), now=1009)
+    assert not memory.is_at_rest(("1", "2"), now=1010)
 
 
 def test_a_changed_spec_is_tried_at_once() -> None:

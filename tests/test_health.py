@@ -99,6 +99,9 @@ def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube) -> None:
     assert not operator.is_turning(), "10 s time-out, 30 s of back-off, 10 s for the rest"
     operator.run_pass()
     assert operator.is_turning()
+    operator.interval = 3600
+    operator.turned -= 3600
+    assert operator.is_turning(), "it waits for the next pass"
 
 
 def test_a_slow_list_is_a_loop_that_turns(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +128,26 @@ def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Ku
     eventually(lambda: get(port, "/healthz")[0] == 200, ignoring=(OSError,))
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     assert get(port, "/healthz")[0] == 200
+    slow[0].settimeout(20)
+    assert slow[0].recv(1) == b"", "it is not waited for for ever"
     started = time.monotonic()
     assert process.stop() == 0
     assert time.monotonic() - started < 5
     for sock in slow:
         sock.close()
+
+
+@pytest.mark.parametrize("in_pod", [True, False])
+def test_in_a_pod_health_is_for_all_elsewhere_for_this_machine_alone(command: Start, kube: Kube, in_pod: bool) -> None:
+    port = free_ports(1)[0]
+    process = command("-v", "--health-port", str(port), env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None)
+    process.says("pass over")
+    socket.create_connection(("127.0.0.1", port)).close()
+    if in_pod:
+        socket.create_connection(("127.0.0.2", port)).close()
+    else:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.2", port))
 
 
 def test_a_port_in_use_is_one_clear_line(command: Start, kube: Kube) -> None:

@@ -221,6 +221,18 @@ def test_a_conflict_is_looked_at_again_only_after_its_back_off(kube: Kube, wire:
     assert memory.refused.delay == 20
 
 
+def test_a_conflict_that_another_copy_has_seen_the_end_of_is_none(kube: Kube, operator: mo.Operator) -> None:
+    kube.create_pod("x-0")
+    kube.create()
+    assert not operator.run_pass()
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    new_operator(kube).run_pass()
+    kube.ready("x-0")
+    assert operator.run_pass()
+    assert kube.condition("Reconciled")["status"] == "True"
+
+
 def test_a_stranger_that_carries_our_labels_is_left_alone(kube: Kube, operator: mo.Operator) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "3a5b", "controller": True}
     kube.kubectl("create", "configmap", "c")
@@ -269,6 +281,37 @@ def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(kube:
     labels = kube.all_pods()["x-0"]["metadata"]["labels"]
     assert labels == mo.pod_labels(kube.get(), 0) | {"own": "1"}
     assert kube.condition("Reconciled")["status"] == "True"
+
+
+def test_a_stranger_that_the_lists_do_not_show_blocks_no_roll(kube: Kube, operator: mo.Operator) -> None:
+    """Without our labels it is seen only when its name is tried, which its back-off allows once in a while."""
+    kube.create_pod("x-1")
+    kube.create(replicas=3)
+    operator.run_pass()
+    eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]) and mo.is_ready(kube.all_pods()["x-2"]))
+    before = kube.uids()
+    kube.change(image="milvus:2")
+    operator.run_pass()
+    memory = operator.scopes[0].memories[kube.get()["metadata"]["uid"]]
+    memory.refused.since += 1000
+    eventually(lambda: operator.run_pass() is not None and kube.images() == ["milvus:2", "stranger:1", "milvus:2"])
+    assert kube.uids()["x-1"] == before["x-1"]
+
+
+def test_an_ending_pod_that_the_lists_do_not_show_is_waited_for(kube: Kube, operator: mo.Operator) -> None:
+    """It has our name and not our labels: that it is gone shows only when its name is tried again."""
+    kube.create_pod("x-0")
+    kube.hold("x-0")
+    kube.delete_pod("x-0")
+    kube.create()
+    before = kube.uids()
+    for _ in range(3):
+        assert operator.run_pass(), "that is no conflict"
+    assert kube.uids() == before
+    kube.release("x-0")
+    kube.gone("x-0")
+    operator.run_pass()
+    kube.ready("x-0")
 
 
 def test_pods_of_an_earlier_milvus_are_waited_for(kube: Kube, operator: mo.Operator) -> None:
@@ -325,6 +368,42 @@ def test_a_pod_that_has_become_ready_since_it_was_listed_is_not_deleted(kube: Ku
         operator.cluster.delete(milvus, listed | {"metadata": listed["metadata"] | {"resourceVersion": "1"}})
     assert error.value.code == 409
     assert kube.uids() == before
+
+
+def test_a_deleted_pod_with_finalizers_is_not_gone(kube: Kube, operator: mo.Operator) -> None:
+    milvus = kube.create()
+    operator.run_pass()
+    eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]))
+    kube.set_pod_status("x-0", phase="Failed")
+    kube.hold("x-0")
+    left = operator.cluster.delete(milvus, mo.slim_pod(kube.all_pods()["x-0"]))
+    assert left
+    assert mo.is_ending(left)
+    kube.release("x-0")
+    kube.gone("x-0")
+    assert operator.cluster.delete(milvus, left) is None
+
+
+def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(kube: Kube, operator: mo.Operator) -> None:
+    """It would be collected as its pod."""
+    listed = kube.create()
+    kube.create_pod("x-0", labels=mo.pod_labels(listed, 0))
+    merge = "application/merge-patch+json"
+    body: Obj = {"metadata": {"finalizers": ["test/hold"]}}
+    kube.milvuses.patch(name="x", namespace=kube.ns, body=body, content_type=merge)
+    kube.delete()
+    with pytest.raises(mo.ApiError, match="the Milvus has changed"):
+        operator.cluster.adopt(listed, kube.all_pods()["x-0"])
+    assert mo.controller_of(kube.all_pods()["x-0"]) is None
+    body["metadata"]["finalizers"] = None
+    kube.milvuses.patch(name="x", namespace=kube.ns, body=body, content_type=merge)
+
+
+def test_to_vet_a_pod_creates_none(kube: Kube, operator: mo.Operator) -> None:
+    """Also when the one that it is about has gone meanwhile."""
+    milvus = kube.create()
+    operator.cluster.vet(milvus, mo.name_only(milvus, 0))
+    assert kube.names() == []
 
 
 def test_the_orphan_of_a_milvus_that_is_gone_is_not_adopted(kube: Kube, operator: mo.Operator) -> None:
@@ -406,6 +485,66 @@ def test_one_refused_write_does_not_starve_the_others(kube: Kube, operator: mo.O
     kube.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", kube.ns)
 
 
+@pytest.mark.parametrize("code", [409, 429, 500, 503])
+def test_what_may_pass_is_said_and_tried_once_in_each_pass(kube: Kube, wire: Wire, code: int) -> None:
+    """No back-off, and no rest although nothing changes any more."""
+    asked = 0
+
+    def fault(handler: Any, verb: str, path: str) -> bool:
+        nonlocal asked
+        hit = verb == "POST" and "/pods" in path
+        if hit:
+            asked += 1
+            handler.answer(code, b'{"kind": "Status", "message": "not now"}')
+        return hit
+
+    wire.fault = fault
+    kube.create(replicas=3)
+    operator = new_operator(kube, server=wire.url)
+    for number in range(1, 5):
+        assert not operator.run_pass(once=True)
+        assert asked == number
+        assert kube.condition("Reconciled")["message"] == "not now"
+    wire.fault = None
+    assert operator.run_pass(once=True)
+    assert kube.names() == ["x-0", "x-1", "x-2"]
+
+
+def test_a_create_that_gets_no_answer_is_no_server_out_of_reach(kube: Kube, wire: Wire, caplog: Any) -> None:
+    """A webhook may be slow for one Milvus alone, which is told so."""
+    wire.spoil("POST", "/pods", 500, b"{}", after=2)
+    kube.create()
+    assert not new_operator(kube, server=wire.url, timeout=1).run_pass(once=True)
+    assert kube.condition("Reconciled")["message"] == "no answer within 1 s"
+    assert "cannot reach" not in caplog.text
+
+
+def test_a_create_that_is_answered_with_404_is_said(kube: Kube, wire: Wire) -> None:
+    """What is not found is not the pod."""
+    wire.spoil("POST", "/pods", 404, b'{"kind": "Status", "message": "no such runtime class"}')
+    kube.create()
+    assert not new_operator(kube, server=wire.url).run_pass()
+    assert kube.condition("Reconciled")["message"] == "no such runtime class"
+
+
+@pytest.mark.parametrize("by_another_copy", [True, False])
+def test_what_has_been_done_is_refused_no_more(kube: Kube, operator: mo.Operator, by_another_copy: bool) -> None:
+    kube.kubectl("create", "quota", "q", "--hard=pods=0")
+    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0")
+    kube.create()
+    assert not operator.run_pass()
+    kube.kubectl("delete", "quota", "q")
+    if by_another_copy:
+        new_operator(kube).run_pass()
+        kube.ready("x-0")
+    memory = operator.scopes[0].memories[kube.get()["metadata"]["uid"]]
+    assert memory.refused.delay == 10
+    memory.refused.since -= 10
+    assert operator.run_pass()
+    assert kube.condition("Reconciled")["status"] == "True"
+    assert memory.refused.delay == 0, "the next refusal is a first one"
+
+
 def test_rolling_back_under_a_quota(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=2")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
@@ -449,6 +588,13 @@ def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> Non
     assert scale["status"]["selector"] == status["selector"]
 
 
+def test_one_status_is_written_in_a_pass(kube: Kube, wire: Wire) -> None:
+    kube.create(replicas=5)
+    operator = new_operator(kube, server=wire.url)
+    operator.run_pass(once=True)
+    assert wire.verbs().count(f"PATCH {kube.milvuses_path}/x/status") == 1
+
+
 def test_last_transition_time_changes_only_with_the_status(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
     rest(operator, kube, "x-0")
@@ -479,7 +625,17 @@ def test_the_status_of_a_milvus_that_is_gone_is_no_trouble(kube: Kube, operator:
     gone = kube.create()
     kube.delete()
     eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
-    operator.cluster.write_status(gone, gone | {"status": {"replicas": 1}})
+    operator.cluster.write_status(gone, {"replicas": 1})
+
+
+def test_the_status_of_an_earlier_milvus_is_not_that_of_a_new_one(kube: Kube, operator: mo.Operator) -> None:
+    gone = kube.create()
+    kube.delete()
+    eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
+    kube.create()
+    with pytest.raises(mo.ApiError, match="has been modified"):
+        operator.cluster.write_status(gone, {"replicas": 1})
+    assert kube.status() == {}
 
 
 def test_an_unschedulable_pod_says_so(kube: Kube, operator: mo.Operator) -> None:
@@ -711,6 +867,21 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube:
     for depth in (900, 4000, 8000):
         said = json.loads(kube.kubectl("get", "mi", f"deep-{depth}", "-o", "jsonpath={.status.conditions}"))
         assert said[1]["message"] == "spec.pod is nested more than 100 levels deep"
+
+
+def test_a_misspelt_field_is_refused_and_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
+    misspelt = {"spec": {"nodeSelektor": {"disk": "ssd"}}}
+    kube.create("new", pod=misspelt)
+    kube.create()
+    operator.run_pass()
+    eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]))
+    before = kube.uids()
+    kube.change(pod=misspelt)
+    operator.run_pass()
+    assert kube.uids() == before
+    assert kube.names() == ["x-0"]
+    for name in ("new", "x"):
+        assert 'unknown field "spec.nodeSelektor"' in kube.condition("Reconciled", name)["message"]
 
 
 def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:

@@ -101,6 +101,7 @@ def test_the_pod_at_a_glance() -> None:
         ("quoted: 'it''s'\nfolded: >-\n  a\n  b", {"quoted": "it's", "folded": "a b"}),
         ("tagged: !!int 5\nobject: !!python/object:os.system x", {"tagged": "5", "object": "x"}),
         ("big: " + "9" * 5000, {"big": "9" * 5000}),
+        ("{a: " * 32 + "1" + "}" * 32, {".".join("a" * 32): "1"}),
         ("{}", {}),
         ("", {}),
         ("  \n", {}),
@@ -140,6 +141,7 @@ def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -
         ("\n".join(f"k{i}: v" for i in range(1001)), "has 1001 settings; 1000 is the most"),
         ("a: " + "x" * 65536, "longer than 64 KiB"),
         ("a: " + "x" * 1_000_000, "longer than 64 KiB"),
+        ("a: " + "é" * 40_000, "longer than 64 KiB"),
     ],
 )
 def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
@@ -316,4 +318,7 @@ def test_each_pod_has_a_claim_of_its_own() -> None:
         },
     }
     assert "storageClassName" not in mo.new_claim(milvus(storage={"size": 1}), pod)["spec"]  # type: ignore[index]
+    by_hand = mo.new_claim(milvus(storage={"size": 1, "storageClassName": ""}), pod)
+    assert by_hand
+    assert by_hand["spec"]["storageClassName"] == "", "not the default class"
     assert mo.new_claim(milvus(), pod) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from conftest import TOP, Kube, client, eventually, new_operator
 from kubernetes.config import incluster_config
-from wire import Request, Wire
+from wire import Handler, Request, Wire
 
 import milvus_operator as mo
 
@@ -232,6 +233,39 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
     assert "(x3 over" in described
     assert "NameConflict" in described
     assert "NameConflict" in kube.kubectl("events", "--for", "milvus/x")
+
+
+def test_an_event_that_is_gone_is_made_again(kube: Kube, operator: mo.Operator) -> None:
+    """The API server keeps events for an hour."""
+    kube.create()
+    operator.run_pass(once=True)
+    (first,) = kube.events()
+    kube.kubectl("delete", "events.v1.events.k8s.io", "--all")
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    operator.run_pass(once=True)
+    (second,) = kube.events()
+    assert (second["reason"], second["note"]) == ("Created", "x-0: missing") == (first["reason"], first["note"])
+
+
+def test_events_that_hang_hold_up_no_pods(kube: Kube, wire: Wire) -> None:
+    go_on = threading.Event()
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if verb == "POST" and "/events" in path:
+            go_on.wait(60)
+        return False
+
+    wire.fault = fault
+    operator = new_operator(kube, server=wire.url, timeout=60)
+    operator.interval = 0.3
+    for number in range(20):
+        kube.create(f"a{number}")
+    eventually(lambda: operator.run_pass() and len(kube.names()) == 20)
+    operator.run_pass()
+    kube.create("late")
+    eventually(lambda: operator.run_pass() is not None and "late-0" in kube.names())
+    go_on.set()
 
 
 def test_another_operator_does_not_tell_again_what_the_condition_says(
