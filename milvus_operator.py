@@ -19,7 +19,12 @@ UID and every decision starts from fresh lists, so a write that is lost, repeate
 a second copy of the operator does no harm.
 
 In the names below a *milvus* is one resource of kind Milvus, a *pod* one pod, both as the
-dicts of their JSON; an *ordinal* is the number at the end of a pod's name.
+dicts of their JSON; an *ordinal* is the number at the end of a pod's name; a *stranger* is
+somebody else's pod under a name of ours; to *vet* a pod is to ask the API server whether it
+would accept it.
+
+To learn how an operator works, read the core (what to do about the pods, and why), then the
+loop (when, and what if it fails). The shell, between them, can wait.
 """
 
 from __future__ import annotations
@@ -1277,6 +1282,11 @@ class Cluster:
 
 # --------------------------------------------------------------------------------------
 # The loop
+#
+# In each pass a Plan for each Milvus decides, with the core, upon its listed pods and again
+# upon the answers to its writes; the Workers send these. A plan is in `queue` while it writes
+# about pods, then in `closing` until its status is dealt with; what events are to tell waits in
+# `telling`. All but the requests happens in the main thread. Memory is what outlives a pass.
 # --------------------------------------------------------------------------------------
 
 
@@ -1334,16 +1344,19 @@ class Memory:
     """What is known of a Milvus from one pass to the next. None of it is needed to be correct."""
 
     generation: int = 0
+    # What was refused, and what waits for its time.
     held: dict[str, Words] = field(default_factory=dict)  # what was refused, by pod, in the order of the next try
     refused: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then it rests
     replaced: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then a finished pod is not replaced
     no_status: Backoff = field(default_factory=lambda: Backoff(10, 300))  # until then its status is not written
+    # How far it is.
     late: Words | None = None  # what failed after its pass was over
     served: float = 0  # when it had its last write: the one that waits longest goes first
     writing: int = 0  # writes under way: what the lists say of it may be old
     vetted: str = ""  # the fingerprint of the template that the API server accepts
     settled: tuple[str, ...] = ()  # the versions of the Milvus and its pods when nothing was left to do
     tally: Tally = field(default_factory=lambda: Tally())
+    # What was told.
     said: Words | None = None  # in the log and by an event
     events: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # name and count, by reason and note
 
