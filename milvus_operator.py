@@ -791,16 +791,21 @@ def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> 
 
 def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> Obj:
     """What `kubectl describe` tells of a Milvus, as an object of events.k8s.io/v1; `now` with microseconds."""
-    regarding = {"apiVersion": API_VERSION, "kind": KIND, "uid": uid_of(milvus)}
-    place = {"name": name_of(milvus), "namespace": namespace_of(milvus)}
+    name, namespace = name_of(milvus), namespace_of(milvus)
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace_of(milvus)},
+        "metadata": {"generateName": f"{name}-", "namespace": namespace},
         "type": "Warning" if warning else "Normal",
         "reason": reason,
         "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
-        "regarding": regarding | place,
+        "regarding": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": namespace,
+            "name": name,
+            "uid": uid_of(milvus),
+        },
         "action": "Reconcile",
         "eventTime": now,
         "reportingController": f"{GROUP}/{MANAGER}",
@@ -920,8 +925,8 @@ def unexpected(error: Exception) -> ApiError:
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}" if trace else "nowhere"
-    return ApiError(0, f"unexpected {type(error).__name__} in {place}: please report it", {"reason": "Unexpected"})
+    where = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}" if trace else "nowhere"
+    return ApiError(0, f"unexpected {type(error).__name__} in {where}: please report it", {"reason": "Unexpected"})
 
 
 def place(namespace: str | None) -> str:
@@ -1432,7 +1437,7 @@ class Plan:
             names = {name_of(action.pod) for action in actions} | conflicts
             memory.held = {name: problem for name, problem in memory.held.items() if name in names}
         actions = [action for action in actions if name_of(action.pod) not in resting.keys() | self.changed]
-        order = {name: place for place, name in enumerate(memory.held, 1)}
+        order = {name: number for number, name in enumerate(memory.held, 1)}
         return sorted(actions, key=lambda action: order.get(name_of(action.pod), 0))
 
     def conflicts(self, resting: dict[str, Words], now: float) -> set[str]:
