@@ -2085,6 +2085,14 @@ def stop(signum: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
+def set_up_process() -> None:
+    """Signals stop the loop wherever it is, and garbage is collected when the loop says so."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, stop)
+    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
+    gc.freeze()  # what was imported is never looked at
+
+
 class TextLines(logging.Formatter):
     """Lines for people, in UTC."""
 
@@ -2157,11 +2165,8 @@ def main(
     """
     if namespaces and all_namespaces:
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, stop)
     start_log(verbose, log_format)
-    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
-    gc.freeze()  # what was imported is never looked at
+    set_up_process()
     operator = None
     try:
         api, default = connect(kubeconfig, context, connections=2 * workers)
