@@ -1,4 +1,4 @@
-# `make` shows what there is. Nothing needs to be installed before but Python 3.10 or later.
+# `make` shows what there is. Nothing needs to be installed before but Python 3.11 or later.
 PYTHON ?= python3
 KUBECTL ?= kubectl
 WAIT ?= auto

@@ -10,6 +10,7 @@ are shown. The table goes to the screen and into RESULTS.md, the pictures beside
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
@@ -23,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -216,8 +217,11 @@ IMPORTS = "import kubernetes, click, yaml"
 # --------------------------------------------------------------------------------------
 
 
-def quiet_passes(bench: Bench, namespaces: list[str], passes: int, interval: float) -> tuple[float, float, float, str]:
-    """Of an operator at rest: CPU and wall seconds of a pass, peak memory, and what it asked for in a pass."""
+def quiet_passes(
+    bench: Bench, namespaces: list[str], passes: int, interval: float, change: Callable[[], Any] = lambda: None
+) -> tuple[float, float, float, str]:
+    """Of an operator at rest: CPU and wall seconds of a pass, peak memory, and what it asked for in a pass; with
+    `change` called before each pass."""
     port = free_ports(1)[0]
     operator = Program.operator(
         bench, *(f"-n{name}" for name in namespaces), "-v", f"--interval={interval:g}", f"--health-port={port}"
@@ -226,6 +230,7 @@ def quiet_passes(bench: Bench, namespaces: list[str], passes: int, interval: flo
         operator.says("pass over")
     cpu, asked, walls = operator.cpu(), requests(port), []
     for _ in range(passes):
+        change()
         walls.append(float(re.findall(r"([\d.]+) s$", operator.says("pass over"))[0]))
     cost, after = (operator.cpu() - cpu) / passes, requests(port)
     operator.kill()
@@ -273,6 +278,27 @@ def quiet_pass(bench: Bench) -> None:
         if size in (1000, 10000):
             bench.add(f"peak memory, {size:,} × 3 at rest", f"`{IMPORTS}`", f"{median(peaks):.0f} MiB : {base:.0f} MiB",
                       median(peaks) / base, most=1.6 if size == 1000 else 3)  # fmt: skip
+
+
+def worst_pass(bench: Bench) -> None:
+    """Nothing to do, and yet each page of the pods has to be parsed: on each of them one pod has changed."""
+    namespace = bench.quiet_namespace(1000)
+    ours, peaks, floors, bares = list[float](), list[float](), list[float](), list[float]()
+    names = sorted(mo.name_of(pod) for pod in bench.hands.items(pods_path(namespace)))
+    for _ in range(ROUNDS):
+        for found, options in ((floors, []), (bares, ["nogc"])):
+            program = Program.floor(bench, namespace, 3, *options)
+            program.end()
+            found.append(median(map(float, program.log.split()[1:])))
+        change = functools.partial(bench.hands.annotate_pods, namespace, names[mo.PAGE // 2 :: mo.PAGE])
+        cost, _, peak, _ = quiet_passes(bench, [namespace], 4, 2, change)
+        ours.append(cost)
+        peaks.append(peak)
+    bench.add("the worst pass, 1,000 × 3, a pod on every page has changed: CPU", "the floor: as above",
+              f"{median(ours):.3f} s : {median(floors):.3f} s", median(ours) / median(floors))  # fmt: skip
+    bench.add("the same", "the floor without garbage collection",
+              f"{median(ours):.3f} s : {median(bares):.3f} s", median(ours) / median(bares))  # fmt: skip
+    bench.add("the same: peak memory", "a quiet pass: above", f"{median(peaks):.0f} MiB")
 
 
 def python_peak(bench: Bench) -> float:
@@ -590,7 +616,7 @@ def quiet_passes_at_once(bench: Bench, namespaces: list[str]) -> list[tuple[floa
 
 
 ROWS: list[Callable[[Bench], None]] = [
-    start, bring_up, scale_down, bad_milvus, quiet_pass, once, foreign_pods, one_change, two_copies, replica_sets, kopf_memory,
+    start, bring_up, scale_down, bad_milvus, quiet_pass, worst_pass, once, foreign_pods, one_change, two_copies, replica_sets, kopf_memory,
 ]  # fmt: skip
 
 
@@ -611,7 +637,7 @@ def report(bench: Bench, seconds: float) -> str:
     kubernetes = bench.hands.send("GET", "/version")["gitVersion"]
     lines = [
         "# Results of `make bench`", "",
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, {packages}; "
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, {packages}; "
         f"etcd and kube-apiserver {kubernetes} on the same machine. {seconds / 60:.0f} minutes. Figures are medians; "
         "what is compared ran in turns; where rates are compared, the ratio is the median of those of the turns.", "",
         "| what | measured against | figures | ratio | to reach | |", "|---|---|---|---|---|---|",

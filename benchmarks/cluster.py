@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,6 +75,11 @@ class Hands:
 
     def delete_pods(self, namespace: str, names: Iterable[str]) -> None:
         self.each(lambda name: self.send("DELETE", f"{pods_path(namespace)}/{name}"), names)
+
+    def annotate_pods(self, namespace: str, names: Iterable[str]) -> None:
+        """Change these pods in a way that the operator has nothing to do about."""
+        body = {"metadata": {"annotations": {"bench": str(time.monotonic_ns())}}}
+        self.each(lambda name: self.send("PATCH", f"{pods_path(namespace)}/{name}", body, MERGE), names)
 
     def make_ready(self, namespace: str) -> None:
         """What kubelets do: each pod's status, as kwok writes it."""

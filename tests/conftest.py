@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import urllib3
@@ -176,13 +176,6 @@ def whole_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "milvus_operator")
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    while ImpatientOperator.made:
-        ImpatientOperator.made.pop().close()
-
-
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
     """A control plane with our CRD. Without one nothing can be tested, and nothing is skipped."""
@@ -220,34 +213,53 @@ def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     admin.delete(name=namespace)
 
 
-class ImpatientOperator(mo.Operator):
-    """For it, a pass is always due."""
+class Clock:
+    """Time that passes as it does, and faster when a test says so."""
 
-    made: ClassVar[list[mo.Operator]] = []
+    def __init__(self) -> None:
+        self.ahead = 0.0
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.made.append(self)
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
 
-    def run_pass(self, once: bool = False) -> bool:
-        for scope in self.scopes:
-            scope.due = 0
-        return super().run_pass(once)
+    def skip(self, seconds: float) -> None:
+        self.ahead += seconds
 
 
 @pytest.fixture
-def operator(kube: Kube) -> mo.Operator:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def operator(kube: Kube, clock: Clock) -> mo.Operator:
     """An operator of the test's namespace, to make single passes with."""
-    return new_operator(kube)
+    return new_operator(kube, clock=clock)
 
 
 def new_operator(
-    kube: Kube, server: str | None = None, token: str | None = None, timeout: float = 10, **options: Any
+    kube: Kube,
+    server: str | None = None,
+    token: str | None = None,
+    timeout: float = 10,
+    clock: Clock | None = None,
+    interval: float = 5,
+    dry_run: bool = False,
+    namespaces: list[str | None] | None = None,
+    workers: int = 16,
 ) -> mo.Operator:
-    api = client(kube.plane, server, token)
-    api.user_agent = f"{mo.MANAGER}/test"
-    cluster = mo.Cluster(api, timeout, options.pop("dry_run", False))
-    return ImpatientOperator(cluster, options.pop("namespaces", [kube.ns]), interval=5, workers=16)
+    def connect() -> mo.Connection:
+        api = client(kube.plane, server, token)
+        api.user_agent = f"{mo.MANAGER}/test"
+        return mo.Connection(api, kube.ns)
+
+    cluster = mo.Cluster(connect, timeout, dry_run, clock or Clock())
+    return mo.Operator(cluster, namespaces or [kube.ns], interval, workers)
+
+
+def make_pass(operator: mo.Operator, once: bool = False) -> bool:
+    """Make one pass; returns whether all went well."""
+    return "failed" not in operator.run_pass(once).happened
 
 
 @pytest.fixture
@@ -296,8 +308,7 @@ def other_crd(kube: Kube) -> Any:
 def settle(operator: mo.Operator, passes: int = 40) -> None:
     """Make passes until one finds nothing to write."""
     for _ in range(passes):
-        operator.run_pass(once=True)
-        if operator.counted() == "nothing written":
+        if operator.run_pass(once=True).counted() == "nothing written":
             return
         time.sleep(0.1)  # the kubelets' turn
     raise AssertionError("it does not come to rest")

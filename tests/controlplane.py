@@ -31,6 +31,7 @@ import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
+from datetime import UTC
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -194,7 +195,7 @@ def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def client_certificate(folder: Path) -> None:
     """An authority for clients, and the certificate of an administrator that it signed."""
-    from datetime import datetime, timedelta, timezone
+    from datetime import datetime, timedelta
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -203,7 +204,7 @@ def client_certificate(folder: Path) -> None:
         oids = {x509.NameOID.COMMON_NAME: common, x509.NameOID.ORGANIZATION_NAME: organization}
         return x509.Name([x509.NameAttribute(oid, value) for oid, value in oids.items()])
 
-    authority, now = new_key(folder / "client-ca.key"), datetime.now(timezone.utc)
+    authority, now = new_key(folder / "client-ca.key"), datetime.now(UTC)
     issuer = name("clients", "tests")
     for file, subject in {"client-ca": issuer, "admin": name("admin", "system:masters")}.items():
         key = authority if subject == issuer else new_key(folder / f"{file}.key")

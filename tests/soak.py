@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -90,7 +90,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> 
 def report(minutes: float, run: Soak) -> str:
     lines = [
         "# A long run", "",
-        f"`make soak`, {datetime.now(timezone.utc):%Y-%m-%d}, {minutes:g} minutes: {run.story}.", "",
+        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes: {run.story}.", "",
         "| minute | memory, MiB | threads | open files | connections |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for sample in run.samples[:: max(1, len(run.samples) // 12)]:

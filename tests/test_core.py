@@ -35,9 +35,17 @@ def pod(name: str, *state: str, owner: str | None = "uid-of-x", image: str = "mi
     return {"metadata": metadata, "status": status}
 
 
-def actions(milvus: Obj, *pods: Obj, **options: Any) -> list[str]:
-    held = {*options.pop("held", ()), *mo.strangers(milvus, pods)}
-    return [f"{action.verb} {mo.name_of(action.pod)}" for action in mo.decide(milvus, pods, held=held, **options)]
+def actions(milvus: Obj, *pods: Obj, **limits: Any) -> list[str]:
+    """What is decided, as verbs and names of pods."""
+    held = {*limits.pop("held", ()), *mo.strangers(milvus, pods)}
+    decided = mo.decide(milvus, pods, mo.Limits(held=held, **limits))
+    return [f"{action.verb} {mo.name_of(action.pod)}" for action in decided]
+
+
+def said(milvus: Obj, pods: list[Obj], **problems: mo.Words) -> dict[str, tuple[str, str, str]]:
+    """Status, reason and message of each condition; `problems` is by verb, or by pod with _ for -."""
+    found = mo.status_of(milvus, pods, {key.replace("_", "-"): problems[key] for key in problems}, NOW)["conditions"]
+    return {condition["type"]: (condition["status"], condition["reason"], condition["message"]) for condition in found}
 
 
 def deep(levels: int) -> Any:
@@ -55,6 +63,12 @@ LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
 LOOSE = pod("x-1", "ready")
 LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
+
+
+def unscheduled(name: str, because: str) -> Obj:
+    """A pod that the scheduler leaves waiting."""
+    message = f"0/3 nodes are available: persistentvolumeclaim {because}."
+    return pod(name, conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
 
 
 @pytest.mark.parametrize(
@@ -80,9 +94,13 @@ LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
         ("a surplus orphan is adopted, to be deleted then", 1, [READY[0], ORPHAN], ["adopt x-1"]),
-        ("an owner that is no controller is none", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
+        ("an owner that does not control it does not own it", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
         ("a pod without labels gets them back", 1, [pod("x-0", "ready", "unlabelled")], ["label x-0"]),
+        ("a pod whose claim is gone gets it back", 1, [unscheduled("x-0", '"data-x-0" not found')], ["claim x-0"]),
+        ("and one whose claim goes", 1, [unscheduled("x-0", '"data-x-0" is being deleted')], ["claim x-0"]),
+        ("a claim of another name is the user's own", 1, [unscheduled("x-0", '"my-data-x-0" not found')], []),
+        ("a claim that waits for its volume is there", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
         ("a nobody's pod with other labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
         ("names that are not made from ours are not ours", 0, [pod("x-y-0", "ready"), pod("x-01", "ready")], []),
     ],
@@ -108,7 +126,8 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("rolling back past broken ones", [READY[0], READY[1], pod("x-2", image="milvus:broken")], ["delete x-2"]),
         ("a failed old one goes at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
         ("no Ready one together with those that are surplus", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
-        ("broken ones go before what is missing comes", [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
+        ("broken ones go before what is missing comes",
+         [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
         ("the end of a roll", READY, []),
     ],
 )  # fmt: skip
@@ -134,10 +153,89 @@ def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *READY, vetted=False) == []
 
 
-def test_text_that_is_no_mapping_is_said() -> None:
-    reconciled = mo.status_of(milvus(1, milvusSpec="this is milvus spec"), READY[:1], None, NOW)["conditions"][1]
-    assert (reconciled["status"], reconciled["reason"]) == ("True", "SpecIsText")
-    assert "kept as the annotation zilliz.com/milvus-spec" in reconciled["message"]
+@pytest.mark.parametrize(
+    ("what", "pods", "skip", "expected"),
+    [
+        ("what is missing", [], {"x-1"}, ["create x-0", "create x-2"]),
+        ("a failed pod", [*READY[:2], pod("x-2", "failed")], {"x-2"}, []),
+        ("a failed pod of an earlier template", [*READY[:2], pod("x-2", "failed", image="milvus:0")], {"x-2"}, []),
+        ("a pod without labels", [*READY[:2], pod("x-2", "ready", "unlabelled")], {"x-2"}, []),
+        ("an orphan", [READY[0], ORPHAN], {"x-1"}, ["create x-2"]),
+        ("a roll goes to the next", OLD, {"x-2"}, ["delete x-1"]),
+        ("of the broken ones the others go", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
+         {"x-2"}, ["delete x-1"]),
+        ("a broken one is no reason to take a Ready one", [*OLD[:2], pod("x-2", image="milvus:0")], {"x-2"}, []),
+        ("a surplus one does not hold up a roll", [*OLD, pod("x-3", "ready")], {"x-3"}, ["delete x-2"]),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_left_alone_delays_no_other(
+    what: str, pods: list[Obj], skip: set[str], expected: list[str]
+) -> None:
+    assert actions(milvus(3), *pods, skip=skip) == expected, what
+
+
+@pytest.mark.parametrize(
+    ("what", "pods", "may", "expected"),
+    [
+        ("no step of a roll", OLD, set(), []),
+        ("the one step that is allowed", OLD, {"uid-of-x-2"}, ["delete x-2"]),
+        ("not another instead of it", OLD, {"uid-of-x-1"}, []),
+        ("no Ready one of the surplus", [*READY, pod("x-3"), pod("x-4", "ready")], set(), ["delete x-3"]),
+        ("one Ready one of the surplus", [*READY, pod("x-3", "ready"), pod("x-4", "ready")],
+         {"uid-of-x-3"}, ["delete x-3"]),
+        ("what is broken goes in any case", [*OLD[:2], pod("x-2", image="milvus:0")], set(), ["delete x-2"]),
+        ("what has failed goes in any case", [*READY[:2], pod("x-2", "failed")], set(), ["delete x-2"]),
+        ("what is missing comes in any case", READY[:2], set(), ["create x-2"]),
+    ],
+)  # fmt: skip
+def test_no_ready_pod_is_deleted_that_may_not_be_disrupted(
+    what: str, pods: list[Obj], may: set[str], expected: list[str]
+) -> None:
+    assert actions(milvus(3), *pods, disruptable=may) == expected, what
+
+
+@pytest.mark.parametrize(
+    ("what", "announced", "newer", "expected"),
+    [
+        ("all there are, when nothing is announced", "", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("all there are, when the announced one is gone", "uid-of-x-9", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("all there are, when the announced one is ending", "uid-of-x-2", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("only the announced one while it is there", "uid-of-x-0", True, {"uid-of-x-0"}),
+        ("none from a list that is older than the Milvus", "", False, set()),
+        ("none from an old list without the announced one", "uid-of-x-9", False, set()),
+        ("none from an old list, which may hide more than the announced one", "uid-of-x-0", False, set()),
+    ],
+)
+def test_which_pods_may_be_disrupted(what: str, announced: str, newer: bool, expected: set[str]) -> None:
+    assert mo.disruptable([*OLD[:2], pod("x-2", "ending")], announced, newer) == expected, what
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], ["missing"]),
+        ([READY[0], READY[1]], ["surplus: 1 wanted"]),
+        ([pod("x-0", "failed")], ["Failed"]),
+        ([pod("x-0", "failed", reason="Evicted")], ["Failed: Evicted"]),
+        ([OLD[0]], ["earlier template"]),
+        ([pod("x-0", image="milvus:0")], ["earlier template, not Ready"]),
+        ([pod("x-0", "ready", owner=None)], ["orphan with our labels"]),
+        ([pod("x-0", "ready", "unlabelled")], ["lost its labels"]),
+    ],
+)
+def test_each_action_has_its_reason(pods: list[Obj], expected: list[str]) -> None:
+    assert [action.reason for action in mo.decide(milvus(1), pods)] == expected
+
+
+def test_text_that_is_not_a_mapping_is_said() -> None:
+    conditions = said(milvus(1, milvusSpec="this is milvus spec"), READY[:1])
+    status, reason, message = conditions["Reconciled"]
+    assert (status, reason) == ("True", "SpecIsText")
+    assert message == (
+        "spec.milvusSpec is not a YAML mapping: "
+        "it is kept on the pods as the annotation zilliz.com/milvus-spec and sets nothing"
+    )
+    assert "Stalled" not in conditions
 
 
 def test_a_failed_pod_waits_for_the_back_off() -> None:
@@ -160,44 +258,51 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (milvus(image=None), "spec.image must be the name of an image, not empty"),
-        (milvus(image=""), "spec.image must be the name of an image, not empty"),
-        (milvus(image=3.14), "spec.image must be the name of an image, not 3.14"),
-        (milvus(replicas=-1), "spec.replicas must be a whole number from 0 to 1000, not -1"),
-        (milvus(replicas=2**31), "spec.replicas must be a whole number from 0 to 1000, not 2147483648"),
-        (milvus(replicas=True), "spec.replicas must be a whole number from 0 to 1000, not true"),
-        (milvus(replicas="3"), "spec.replicas must be a whole number from 0 to 1000, not text"),
+        (milvus(image=None), "spec.image must be the name of an image"),
+        (milvus(image=""), "spec.image must be the name of an image"),
+        (milvus(image=3.14), "spec.image must be text"),
+        (milvus(replicas=-1), "spec.replicas must be a whole number from 0 to 1000"),
+        (milvus(replicas=2**31), "spec.replicas must be a whole number from 0 to 1000"),
+        (milvus(replicas=True), "spec.replicas must be a whole number from 0 to 1000"),
+        (milvus(replicas="3"), "spec.replicas must be a whole number from 0 to 1000"),
         (milvus(milvusSpec={"a": 1}), "spec.milvusSpec must be text"),
         (milvus(milvusSpec=["a"]), "spec.milvusSpec must be text"),
+        (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 1: not valid YAML"),
+        (milvus(milvusSpec="a: 1\n\0: 2"), "spec.milvusSpec, line 2: a character that YAML does not allow"),
         (
             milvus(milvusSpec="a: [{b: c}]"),
             "spec.milvusSpec, line 1: a list of maps or lists; only one of scalars can be set",
         ),
-        (milvus(pod="text"), "spec.pod must be a mapping, not text"),
-        (milvus(pod={"spec": [1]}), "spec.pod.spec must be a mapping, not a list"),
-        (milvus(pod={"metadata": {"labels": [1]}}), "spec.pod.metadata.labels must be a mapping, not a list"),
+        (milvus(pod="text"), "spec.pod must be a mapping"),
+        (milvus(pod={"spec": [1]}), "spec.pod.spec must be a mapping"),
+        (milvus(pod={"metadata": {"labels": [1]}}), "spec.pod.metadata.labels must be a mapping"),
         (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),
         (milvus(pod=deep(100_000)), "spec.pod is nested more than 100 levels deep"),
-        (milvus(storage=5), "spec.storage must be a mapping, not 5"),
+        (milvus(storage=5), "spec.storage must be a mapping"),
         (milvus(name="a.b"), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
         (milvus(name="a" * 53), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
-        (milvus() | {"spec": "text"}, "spec.image must be the name of an image, not empty"),
-        ({"metadata": milvus()["metadata"]}, "spec.image must be the name of an image, not empty"),
+        (milvus() | {"spec": "text"}, "spec.image must be the name of an image"),
+        ({"metadata": milvus()["metadata"]}, "spec.image must be the name of an image"),
     ],
 )
 def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> None:
-    with pytest.raises(mo.Invalid) as error:
-        mo.decide(broken, READY)
-    assert str(error.value) == message
-    status = mo.status_of(broken, READY, None, NOW)
-    assert [(c["status"], c["reason"], c["message"]) for c in status["conditions"]] == [
-        ("False", "Invalid", message)
-    ] * 2
+    """And nothing is made or replaced for it."""
+    for decision in (mo.decide, mo.strangers):
+        with pytest.raises(mo.Invalid) as error:
+            decision(broken, READY)
+        assert str(error.value) == message
+    no = ("False", "Invalid", message)
+    assert said(broken, READY) == {"Ready": no, "Reconciled": no, "Stalled": ("True", "Invalid", message)}
+
+
+def test_the_pods_of_an_invalid_milvus_are_there_all_the_same() -> None:
+    status = mo.status_of(milvus(image=None), READY, {}, NOW)
+    assert (status["replicas"], status["readyReplicas"], status["pods"]) == (3, 3, ["x-0", "x-1", "x-2"])
 
 
 def test_the_status_of_a_served_milvus() -> None:
     before = milvus(2) | {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]}}
-    assert mo.status_of(before, [READY[1], READY[0]], None, NOW) == {
+    assert mo.status_of(before, [READY[1], READY[0]], {}, NOW) == {
         "observedGeneration": 1,
         "replicas": 2,
         "readyReplicas": 2,
@@ -248,142 +353,91 @@ def starting(init: Obj, reason: str) -> Obj:
 )  # fmt: skip
 def test_ready_speaks_in_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
     pods = [READY[0], *([there] if there else [])]
-    ready = mo.status_of(milvus(2), pods, None, NOW)["conditions"][0]
-    assert (ready["status"], ready["reason"], ready["message"]) == (
-        "False", reason, f"1 of 2 pods are ready and up to date; {message}",
-    )  # fmt: skip
+    assert said(milvus(2), pods)["Ready"] == ("False", reason, f"1 of 2 pods are ready and up to date; {message}")
 
 
 def test_a_real_trouble_is_shown_before_what_passes() -> None:
     pods = [pod("x-0", "ending"), waiting("ImagePullBackOff")]
-    assert mo.status_of(milvus(3), pods, None, NOW)["conditions"][0]["reason"] == "ImagePullBackOff"
+    assert said(milvus(3), pods)["Ready"][1] == "ImagePullBackOff"
 
 
-def test_what_was_refused_is_said_in_both_conditions() -> None:
-    problem = mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")
-    conditions = mo.status_of(milvus(2), [READY[0]], problem, NOW)["conditions"]
-    assert [(c["status"], c["reason"]) for c in conditions] == [("False", "QuotaExceeded")] * 2
-    assert conditions[1]["message"] == "pods is forbidden: exceeded quota"
-    refused = mo.status_of(milvus(3), OLD, mo.Words("Invalid", "cpu: must be less than the limit"), NOW)["conditions"][
-        0
-    ]
-    assert refused["reason"] == "Invalid", "a template that is refused is not on its way"
+@pytest.mark.parametrize("key", ["create", "x_1"])
+def test_what_was_refused_is_said_in_both_conditions(key: str) -> None:
+    conditions = said(milvus(2), [READY[0]], **{key: mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")})
+    assert conditions["Reconciled"] == ("False", "QuotaExceeded", "pods is forbidden: exceeded quota")
+    assert conditions["Ready"][:2] == ("False", "QuotaExceeded")
+    assert conditions["Ready"][2].endswith("x-1: QuotaExceeded"), "the words may vary, and two copies have their own"
 
 
-def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
-    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed"), pod("x-2", "ending")], None, NOW)
-    assert (status["replicas"], status["readyReplicas"], status["pods"]) == (2, 1, ["x-0", "x-1"])
+@pytest.mark.parametrize("key", ["vet", "x_2"])
+def test_a_template_that_is_refused_is_not_on_its_way(key: str) -> None:
+    conditions = said(milvus(3), OLD, **{key: mo.Words("Invalid", "cpu: must be less than the limit")})
+    message = "0 of 3 pods are ready and up to date; x-2: Invalid"
+    assert conditions["Ready"] == ("False", "Invalid", message.replace("x-2", "x-0" if key == "vet" else "x-2"))
+    assert conditions["Reconciled"] == ("False", "Invalid", "cpu: must be less than the limit")
 
 
-def test_a_status_of_any_shape_is_replaced() -> None:
-    for strange in ("text", [1], {"conditions": "none"}, {"conditions": [1, {"type": 3}, {"type": {}}]},
-                    {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Ready", "lastTransitionTime": 3}]}):  # fmt: skip
-        assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], None, NOW)["readyReplicas"] == 1
+@pytest.mark.parametrize(
+    ("reason", "stalled"),
+    [("Invalid", True), ("NameConflict", True), ("Forbidden", True), ("QuotaExceeded", True), ("APIError", False)],
+)
+def test_stalled_is_there_while_somebody_has_to_do_something(reason: str, stalled: bool) -> None:
+    conditions = said(milvus(2), [READY[0]], x_1=mo.Words(reason, "why"))
+    assert conditions["Reconciled"] == ("False", reason, "why")
+    assert conditions.get("Stalled") == (("True", reason, "why") if stalled else None)
+    before = milvus(2) | {"status": mo.status_of(milvus(2), [READY[0]], {"x-1": mo.Words(reason, "why")}, NOW)}
+    assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, "absent as soon as it is over"
 
 
-def test_a_longer_wait_each_time_and_none_after_a_quiet_while() -> None:
-    memory = mo.Memory()
-    delays = []
-    for _ in range(8):
-        memory.replaced.wait_longer(now=1000)
-        delays.append(memory.replaced.until - 1000)
-    for _ in range(5):
-        memory.hold({"x-0": mo.Words("QuotaExceeded", "")}, now=1000)
-    assert memory.refused.until == 1010, "the refusals of one try are one"
-    assert delays == [10, 20, 40, 80, 160, 300, 300, 300]
-    memory.recall(milvus(), now=1599)
-    assert memory.replaced.until == 1300
-    memory.recall(milvus(), now=1600)
-    assert memory.replaced.delay == 0
+def test_a_claim_that_is_ending_is_waited_for_and_no_refusal() -> None:
+    conditions = said(milvus(1), [], x_0=mo.Words("ClaimTerminating", "claim data-x-0 is being deleted"))
+    assert conditions["Ready"][:2] == ("False", "ClaimTerminating")
+    assert conditions["Ready"][2].endswith("x-0: claim data-x-0 is being deleted")
+    assert conditions["Reconciled"][:2] == ("True", "Reconciled")
+    assert "Stalled" not in conditions
 
 
-def test_only_pods_that_are_replaced_count_for_the_back_off() -> None:
-    for replicas, waits in ((3, True), (2, False)):
-        plan = mo.Plan(milvus(replicas=replicas), [*READY[:2], pod("x-2", "failed")], mo.Memory())
-        action = plan.next()
-        assert action
-        assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
-        assert not plan.memory.replaced.delay, "nothing is deleted yet"
-        plan.succeeded(action, None)
-        assert bool(plan.memory.replaced.delay) == waits
-
-
-def test_a_roll_does_not_count_for_the_back_off() -> None:
-    plan = mo.Plan(milvus(), OLD, mo.Memory(vetted=mo.template_hash(milvus())))
-    action = plan.next()
-    assert action
-    assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
-    plan.succeeded(action, None)
-    assert not plan.memory.replaced.delay
-
-
-def test_a_pod_that_has_changed_is_left_to_the_next_pass() -> None:
-    for code in (404, 409):
-        plan = mo.Plan(milvus(replicas=2), READY, mo.Memory())
-        action = plan.next()
-        assert action
-        assert (action.verb, mo.name_of(action.pod)) == ("delete", "x-2")
-        plan.failed(action, mo.ApiError(code, "it has changed"))
-        assert plan.next() is None
-
-
-def test_a_name_that_is_taken_and_free_in_turn_is_tried_a_few_times() -> None:
-    plan = mo.Plan(milvus(replicas=1), [], mo.Memory())
-    verbs: list[str] = []
-    while (action := plan.next()) and len(verbs) < 100:
-        verbs.append(action.verb)
-        if action.verb == "create":
-            plan.failed(action, mo.ApiError(409, "it exists", {"reason": "AlreadyExists"}))
-        else:
-            plan.succeeded(action, None)
-    assert verbs == ["create", "look"] * mo.Plan.ROUNDS
-
-
-def test_what_has_succeeded_is_refused_no_more() -> None:
-    """Also when another write of its pass fails, and nothing more is decided."""
-    plan = mo.Plan(milvus(replicas=2), [], mo.Memory(held={"x-0": mo.Words("Forbidden", "not x-0")}))
-    first, second = plan.next(), plan.next()
-    assert first
-    assert second
-    assert [mo.name_of(first.pod), mo.name_of(second.pod)] == ["x-1", "x-0"]
-    plan.succeeded(second, pod("x-0"))
-    plan.failed(first, mo.ApiError(500, "not now"))
-    assert plan.next() is None
-    assert plan.outcome()[1] == mo.Words("APIError", "not now", "FailedCreate")
-
-
-def test_what_is_refused_again_is_the_last_to_be_tried() -> None:
-    memory, problem = mo.Memory(), mo.Words("Forbidden", "")
-    memory.hold({"x-0": problem, "x-1": problem}, now=1000)
-    memory.hold({"x-0": problem}, now=2000)
-    assert list(memory.held) == ["x-1", "x-0"]
+@pytest.mark.parametrize(
+    ("reason", "idle", "generation", "expected"),
+    [
+        ("QuotaExceeded", True, 1, "used: 3"),
+        ("Forbidden", True, 1, "used: 3"),
+        ("APIError", True, 1, "used: 3"),
+        ("QuotaExceeded", False, 1, "used: 4"),
+        ("QuotaExceeded", True, 2, "used: 4"),
+        ("Invalid", True, 1, "used: 4"),
+        ("NameConflict", True, 1, "used: 4"),
+    ],
+)
+def test_a_copy_that_has_tried_nothing_leaves_the_words_of_another_about_the_same(
+    reason: str, idle: bool, generation: int, expected: str
+) -> None:
+    """The words of one refusal vary, and two copies must not write the status in turn."""
+    status = mo.status_of(milvus(1), [], {"x-0": mo.Words(reason, "used: 3")}, NOW)
+    now = milvus(1) | {"status": status}
+    now["metadata"]["generation"] = generation
+    conditions = mo.status_of(now, [], {"x-0": mo.Words(reason, "used: 4")}, NOW, idle)["conditions"]
+    assert {condition["message"] for condition in conditions[1:]} == {expected}
 
 
 @pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
 def test_of_several_refusals_the_same_is_said_in_any_order(order: tuple[str, ...]) -> None:
-    held = {name: mo.Words("Forbidden", f"not {name}") for name in order}
-    plan = mo.Plan(milvus(replicas=2), [], mo.Memory(held=held))
-    assert plan.outcome()[1] == mo.Words("Forbidden", "not x-0")
+    problems = {name: mo.Words("Forbidden", f"not {name}") for name in order}
+    assert mo.status_of(milvus(2), [], problems, NOW)["conditions"][1]["message"] == "not x-0"
 
 
-def test_what_waits_for_its_time_is_not_at_rest() -> None:
-    memory = mo.Memory(settled=("1", "2"))
-    assert memory.is_at_rest(("1", "2"), now=1000)
-    assert not memory.is_at_rest(("1", "3"), now=1000)
-    memory.hold({"x-0": mo.Words("Forbidden", "")}, now=1000)
-    assert memory.is_at_rest(("1", "2"), now=1009)
-    assert not memory.is_at_rest(("1", "2"), now=1010)
+def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
+    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed"), pod("x-2", "ending")], {}, NOW)
+    assert (status["replicas"], status["readyReplicas"], status["pods"]) == (2, 1, ["x-0", "x-1"])
 
 
-def test_a_changed_spec_is_tried_at_once() -> None:
-    memory = mo.Memory(generation=1, held={"x-0": mo.Words("QuotaExceeded", "")})
-    memory.refused.wait_longer(now=1000)
-    memory.recall(milvus(), now=1009)
-    assert memory.held
-    changed = milvus()
-    changed["metadata"]["generation"] = 2
-    memory.recall(changed, now=1009)
-    assert not memory.held
+@pytest.mark.parametrize(
+    "strange",
+    ["text", [1], {"conditions": "none"}, {"conditions": [1, {"type": 3}, {"type": {}}]},
+     {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Ready", "lastTransitionTime": 3}]}],
+)  # fmt: skip
+def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
+    assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], {}, NOW)["readyReplicas"] == 1
 
 
 def test_deep_json_is_cut_where_it_is_deep() -> None:

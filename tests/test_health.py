@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, Kube, eventually, kubeconfig, new_operator
+from conftest import Clock, Command, Kube, eventually, kubeconfig, make_pass, new_operator
 from controlplane import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 from wire import Handler, Wire
@@ -53,14 +53,11 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/readyz") == (200, "ok\n")
     assert get(port, "/nowhere")[0] == 404
-    seen = eventually(lambda: (m := metrics(port))["milvus_operator_pods state=ready"] == 2 and m)
+    seen = eventually(lambda: (m := metrics(port))["milvus_operator_milvuses state=ready"] == 1 and m)
     for name, value in {
-        "milvus_operator_pods state=wanted": 3,
-        "milvus_operator_pods state=present": 3,
         "milvus_operator_milvuses state=ready": 1,
         "milvus_operator_milvuses state=progressing": 1,
         "milvus_operator_milvuses state=failed": 1,
-        "milvus_operator_pod_actions_total action=created": 3,
         "milvus_operator_api_requests_total code=201 resource=pods verb=create": 3,
     }.items():
         assert seen[name] == value, name
@@ -70,9 +67,19 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     assert seen["milvus_operator_pass_duration_seconds_count"] >= 2
     kube.delete("bad")
     kube.change(replicas=1)
-    after = eventually(lambda: (m := metrics(port))["milvus_operator_milvuses state=failed"] == 0 and m)
-    after = eventually(lambda: (m := metrics(port)).get("milvus_operator_pod_actions_total action=deleted") and m)
+    eventually(lambda: metrics(port)["milvus_operator_milvuses state=failed"] == 0)
+    deleted = "milvus_operator_api_requests_total code=200 resource=pods verb=delete"
+    after = eventually(lambda: (m := metrics(port)).get(deleted) and m)
+    assert after[deleted] == 1
     assert after["milvus_operator_seconds_since_good_pass"] < 60
+    ours = {re.split(r"[ =]", name)[0] for name in after if name.startswith("milvus_operator")}
+    assert {re.sub("_(created|total|bucket|sum|count)$", "", name) for name in ours} == {
+        "milvus_operator_passes",
+        "milvus_operator_pass_duration_seconds",
+        "milvus_operator_seconds_since_good_pass",
+        "milvus_operator_milvuses",
+        "milvus_operator_api_requests",
+    }
     assert process.stop() == 0
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
@@ -91,35 +98,57 @@ def test_a_server_that_is_gone_is_no_reason_for_a_restart(command: Start, kube: 
     assert process.stop() == 0
 
 
-def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube) -> None:
-    operator = new_operator(kube)
-    operator.run_pass()
+def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube, clock: Clock) -> None:
+    operator, patient = new_operator(kube, clock=clock), new_operator(kube, clock=clock, interval=3600)
+    for one in (operator, patient):
+        make_pass(one)
+        assert one.is_turning()
+    clock.skip(45)
+    assert operator.is_turning(), "10 s time-out, 30 s of back-off, 10 s for the rest"
+    clock.skip(10)
+    assert not operator.is_turning()
+    make_pass(operator)
     assert operator.is_turning()
-    operator.turned -= 60
-    assert not operator.is_turning(), "10 s time-out, 30 s of back-off, 10 s for the rest"
-    operator.run_pass()
-    assert operator.is_turning()
-    operator.interval = 3600
-    operator.turned -= 3600
-    assert operator.is_turning(), "it waits for the next pass"
+    clock.skip(3540)
+    assert patient.is_turning(), "it waits for the next pass"
+    clock.skip(60)
+    assert not patient.is_turning()
 
 
-def test_a_slow_list_is_a_loop_that_turns(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_list_is_a_loop_that_turns(
+    kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mo, "PAGE", 1)
     kube.create("a", replicas=0)
     kube.create("b", replicas=0)
-    operator = new_operator(kube, server=wire.url)
+    kube.create("c", replicas=0)
+    operator = new_operator(kube, server=wire.url, clock=clock)
     turned = []
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
-        operator.turned -= 1000
+        if verb == "GET":
+            clock.skip(45)
+            turned.append(operator.is_turning())
+        return False
+
+    wire.fault = fault
+    make_pass(operator)
+    assert len(turned) > 3
+    assert all(turned), "each request has its time-out"
+    assert operator.is_turning()
+
+
+def test_a_list_without_an_answer_is_seen(kube: Kube, wire: Wire, clock: Clock) -> None:
+    operator, turned = new_operator(kube, server=wire.url, clock=clock), []
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        clock.skip(55)
         turned.append(operator.is_turning())
         return False
 
     wire.fault = fault
-    operator.run_pass()
-    assert len(turned) > 3
-    assert operator.is_turning()
+    make_pass(operator)
+    assert turned[0] is False
 
 
 def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Kube) -> None:
@@ -232,22 +261,22 @@ def test_a_status_that_is_refused_holds_up_no_other(kube: Kube, wire: Wire, capl
     wire.spoil("PATCH", "/a/status", 403, answer)
     operator = new_operator(kube, server=wire.url)
     kube.create("a")
-    operator.run_pass()
+    make_pass(operator)
     kube.create("b")
     for _ in range(3):
-        operator.run_pass()
+        make_pass(operator)
     assert kube.status("b")["replicas"] == 1
     assert caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook") == 1
     wire.fault = None
-    operator.run_pass()
-    assert kube.status("a") == {}, "it waits for its back-off"
+    make_pass(operator)
+    assert kube.status("a") == {"observedGeneration": -1}, "it waits for its back-off"
     kube.change("a", replicas=2)
-    operator.run_pass()
+    make_pass(operator)
     assert kube.status("a")["replicas"] == 2, "a changed spec is tried at once"
 
 
 def test_answers_that_are_json_but_no_objects_stop_nothing(
-    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
+    kube: Kube, wire: Wire, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fault(handler: Handler, verb: str, path: str) -> bool:
         refused = verb == "POST" and b'"name": "a-0"' in handler.seen
@@ -261,14 +290,16 @@ def test_answers_that_are_json_but_no_objects_stop_nothing(
         handler.answer(200, b'{"kind": "PodList", "items": [{}]}')
         return True
 
-    operator = new_operator(kube, server=wire.url)
+    operator = new_operator(kube, server=wire.url, clock=clock)
     kube.create("a")
     kube.create("b")
-    operator.run_pass()
+    make_pass(operator)
     assert kube.names() == ["b-0"]
     assert "Traceback" not in caplog.text
     wire.fault = odd
-    assert not operator.run_pass()
+    assert not make_pass(operator)
+    assert "Traceback" not in caplog.text
     wire.fault = None
-    operator.run_pass()
+    clock.skip(30)
+    make_pass(operator)
     assert kube.names() == ["a-0", "b-0"]

@@ -49,7 +49,12 @@ def test_the_pod_at_a_glance() -> None:
             zilliz.com/template-hash: {mo.template_hash(milvus(milvusSpec="this is milvus spec"))}
             zilliz.com/milvus-spec: this is milvus spec
           ownerReferences:
-          - {{apiVersion: zilliz.com/v1, kind: Milvus, name: x, uid: uid-of-x, controller: true, blockOwnerDeletion: true}}
+          - apiVersion: zilliz.com/v1
+            kind: Milvus
+            name: x
+            uid: uid-of-x
+            controller: true
+            blockOwnerDeletion: true
         spec:
           hostname: x-7
           subdomain: x
@@ -105,17 +110,16 @@ def test_the_pod_at_a_glance() -> None:
         ("{}", {}),
         ("", {}),
         ("  \n", {}),
+        ("# a comment", {}),
+        ("milvus_proxy_port: 1", {"milvus_proxy_port": "1"}),
+        ("milvus_conf_proxy_port: 1", {"milvus_conf_proxy_port": "1"}),
+        ("milvus.proxy.maxNameLength: 1", {"milvus.proxy.maxNameLength": "1"}),
         ("this is milvus spec", None),
         ("- a\n- b", None),
-        ("*text*", None),
         ("&a text", None),
-        ("a: b: c", None),
-        ("a: [", None),
-        ("a: b\n---\nc: d", None),
-        ("\0", None),
-        ("\ud800: x", None),
-        ("a: \x07", None),
         ("42", None),
+        ("null", None),
+        ("text\n---\nmore text", None),
     ],
 )
 def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -> None:
@@ -125,17 +129,24 @@ def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("proxy: {port: 1}", "line 1: proxy.port is the pod's and can't be changed"),
-        ("a: 1\nPROXY_PORT: 1", "line 2: proxy.port is the pod's and can't be changed"),
-        ("metrics: {port: 1}", "line 1: metrics.port is the pod's and can't be changed"),
+        ("proxy: {port: 1}", "line 1: proxy.port belongs to the pod and can't be changed"),
+        ("a: 1\nPROXY_PORT: 1", "line 2: proxy.port belongs to the pod and can't be changed"),
+        ("metrics: {port: 1}", "line 1: metrics.port belongs to the pod and can't be changed"),
+        ("milvus.proxy.port: 1", "line 1: proxy.port belongs to the pod"),
+        ("MILVUS.Proxy.Port: 1", "line 1: proxy.port belongs to the pod"),
+        ("milvus: {proxy: {port: 1}}", "line 1: proxy.port belongs to the pod"),
+        ("a: 1\nMILVUS_CONF_PROXY_PORT: 1", "line 2: proxy.port belongs to the pod"),
+        ("MILVUS_CONF_METRICS_PORT: 1", "line 1: metrics.port belongs to the pod"),
         ("a: [{b: c}]", "line 1: a list of maps or lists"),
         ("a: [[b]]", "line 1: a list of maps or lists"),
         ("a: 1\n\na: 2", "line 3: the same setting as in line 1"),
         ("common.storageType: a\nCOMMON_STORAGETYPE: b", "line 2: the same setting as in line 1"),
+        ("common.storageType: a\nMilvus.common.storageType: b", "line 2: the same setting as in line 1"),
+        ("MILVUS_CONF_COMMON_STORAGETYPE: a\nb: c\ncommon:\n  storageType: b", "line 4: the same setting as in line 1"),
         ("a: &x 1\nb: *x", "line 1: an anchor or alias"),
         ("b: 1\n<<: *x\na: 1", "line 2: an anchor or alias"),
-        ("? [a]\n: b", "line 1: a key that is no name"),
-        ("a: {'': b}", "line 1: a key that is no name"),
+        ("? [a]\n: b", "line 1: a key that is not a name"),
+        ("a: {'': b}", "line 1: a key that is not a name"),
         ("{a: " * 33 + "}" * 33, "line 1: more than 32 levels"),
         ("a: " + "[" * 10_000, "line 1: more than 32 levels"),
         ("\n".join(f"k{i}: v" for i in range(1001)), "has 1001 settings; 1000 is the most"),
@@ -152,25 +163,71 @@ def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
-    [("a: b", 0), ("just text", 0), ("- a", 0), ("a: [", 1), ("a: 1\nb: c: d", 2), ("a:\n\t- b", 2), ("a: \x07", 1)],
+    ("text", "message"),
+    [
+        ("a: [", "line 1: not valid YAML"),
+        ("a: [\n\n\n", "line 1: not valid YAML"),
+        ("a: 1\nb: c: d", "line 2: not valid YAML"),
+        ("a:\n\t- b", "line 2: not valid YAML"),
+        ("- a\nb: c", "line 2: not valid YAML"),
+        ("*text*", "line 1: not valid YAML"),
+        ("%YAML 9.9\n---\na: 1", "line 1: not valid YAML"),
+        ("a: 1\r\nb: c: d\r\n", "line 2: not valid YAML"),
+        ("a: b\n---\nc: d", "line 2: "),
+        ("text\n---\na: b", "line 2: "),
+        ("\0", "line 1: a character that YAML does not allow"),
+        ("a: \x07", "line 1: a character that YAML does not allow"),
+        ("a: 1\nb: \x07\nc: 1", "line 2: a character that YAML does not allow"),
+        ("a: é\nb: \x07\nc: 1", "line 2: a character that YAML does not allow"),
+        ("a: 1\n\ud800: x", "line 2: a character that YAML does not allow"),
+        ("# 😀 a comment of some length\na: \ud800\nb: 1", "line 2: a character that YAML does not allow"),
+    ],
 )
-def test_the_line_of_a_syntax_error(text: str, line: int) -> None:
-    assert mo.syntax_error(milvus(milvusSpec=text)) == line
+def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(text: str, message: str) -> None:
+    with pytest.raises(mo.Invalid, match="^spec.milvusSpec, " + message):
+        mo.settings_of(milvus(milvusSpec=text))
 
 
-def test_a_syntax_error_replaces_no_pod_and_is_said() -> None:
+def test_a_character_that_yaml_does_not_allow_is_in_the_line_that_is_named() -> None:
+    """Also after characters of several bytes."""
+    for before in ("a", "é", "€", "😀"):
+        with pytest.raises(mo.Invalid, match="line 2: "):
+            mo.settings_of(milvus(milvusSpec=f"key: {before * 9}\nb: \x07\nc: 1\nd: 2\ne: 3\nf: 4"))
+
+
+def test_a_typing_error_replaces_no_pod_and_is_said() -> None:
+    """It must not set a database back to its defaults."""
     old = mo.new_pod(milvus(milvusSpec="common: {security: {authorizationEnabled: true}}"), 0)
     old["metadata"]["uid"], old["status"] = "uid-0", {"conditions": [{"type": "Ready", "status": "True"}]}
     broken = milvus(milvusSpec="common: {security: {authorizationEnabled: true}")
     broken["metadata"]["generation"] = 2
-    assert mo.decide(broken, [old]) == []
-    ready, reconciled = mo.status_of(broken, [old], None, "now")["conditions"]
-    assert (ready["status"], ready["reason"]) == ("False", "SyntaxError"), "it waits for its user: it is not on its way"
-    assert (reconciled["status"], reconciled["reason"]) == ("True", "SpecIsText")
-    for condition in (ready, reconciled):
-        assert "syntax error in line 1" in condition["message"]
-        assert "security" not in condition["message"]
+    for pods in ([old], []):
+        with pytest.raises(mo.Invalid):
+            mo.decide(broken, pods)
+    status = mo.status_of(broken, [old], {}, "now")
+    assert (status["readyReplicas"], status["updatedReplicas"]) == (1, 0)
+    assert [(condition["type"], condition["status"]) for condition in status["conditions"]] == [
+        ("Ready", "False"), ("Reconciled", "False"), ("Stalled", "True")
+    ]  # fmt: skip
+    for condition in status["conditions"]:
+        assert (condition["reason"], condition["observedGeneration"]) == ("Invalid", 2)
+        assert condition["message"] == "spec.milvusSpec, line 1: not valid YAML"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"milvusSpec": text} for text in (
+        "a: b: hunter2", "hunter2: b: c", "a: 'hunter2", "a: [hunter2", "%hunter2", "a: hunter2\x07", "hunter2: [{}]",
+        "? [hunter2]\n: 1", "'': hunter2", "a: &hunter2 1", "a: *hunter2", "&hunter2 a: 1", "hunter2: 1\nHUNTER2: 2",
+        "proxy: {port: hunter2}", "PROXY_PORT: hunter2", "a: hunter2\n---\nb: hunter2", "a: !<hunter2 b",
+        "a: " + "[" * 40 + "hunter2", "a: hunter2\n" * 1001, "a: " + "hunter2" * 10_000, "hunter2",
+    )]
+    + [{"milvusSpec": ["hunter2"]}, {"image": ["hunter2"]}, {"replicas": "hunter2"}, {"storage": "hunter2"},
+       {"pod": "hunter2"}, {"pod": {"spec": "hunter2"}}, {"pod": {"metadata": {"labels": "hunter2"}}}],
+)  # fmt: skip
+def test_what_is_said_of_a_spec_quotes_none_of_it(spec: Obj) -> None:
+    """It may hold passwords, and statuses and events are read by more people than specs are."""
+    assert "hunter2" not in str(mo.status_of(milvus(**spec), [], {}, "now")).lower()
 
 
 def test_ten_to_the_nine_laughs() -> None:
@@ -181,7 +238,34 @@ def test_ten_to_the_nine_laughs() -> None:
         mo.settings_of(milvus(milvusSpec=bomb))
 
 
-def test_the_users_setting_wins_however_it_is_spelled() -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["common.storageType", "COMMON_STORAGETYPE", "common/storage_type", "Milvus.common.storageType",
+     "milvus.COMMON_STORAGETYPE", "MILVUS_CONF_COMMON_STORAGETYPE", "MILVUS_CONF_milvus.common.storageType"],
+)  # fmt: skip
+def test_a_setting_of_the_users_replaces_ours_however_it_is_spelled(name: str) -> None:
+    for made in (milvus(milvusSpec=f"{name}: minio"), with_variable(name, "minio")):
+        environment = env_of(mo.new_pod(made, 0))
+        spelled = {key for key in environment if "storage" in key.lower()}
+        assert spelled == {name}
+        assert environment[name] == "minio"
+
+
+@pytest.mark.parametrize(
+    "name", ["milvus_common_storageType", "milvus_conf_COMMON_STORAGETYPE", "my.common.storageType"]
+)
+def test_another_setting_replaces_none_of_ours(name: str) -> None:
+    for made in (milvus(milvusSpec=f"{name}: minio"), with_variable(name, "minio")):
+        environment = env_of(mo.new_pod(made, 0))
+        assert environment.items() >= {name: "minio", "COMMON_STORAGETYPE": "local"}.items()
+
+
+def with_variable(name: str, value: str) -> Obj:
+    """A Milvus whose spec.pod has an environment variable."""
+    return milvus(pod={"spec": {"containers": [{"name": "milvus", "env": [{"name": name, "value": value}]}]}})
+
+
+def test_the_users_settings_and_ours_make_the_environment() -> None:
     environment = env_of(mo.new_pod(milvus(milvusSpec="common: {storageType: minio}\nMQ_TYPE: pulsar\nmore: 1"), 0))
     assert (environment["common.storageType"], environment["MQ_TYPE"], environment["more"]) == ("minio", "pulsar", "1")
     assert "COMMON_STORAGETYPE" not in environment
@@ -292,8 +376,8 @@ def test_what_the_operator_relies_on_cannot_be_overridden() -> None:
 
 @pytest.mark.parametrize(
     "over",
-    [{"containers": "text"}, {"containers": [1]}, {"containers": [{"name": ["x"]}]}, {"containers": [{}]}, {"containers": {}},
-     {"volumes": [None]}, {"volumes": [{"name": {}}]}, {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
+    [{"containers": "text"}, {"containers": [1]}, {"containers": [{"name": ["x"]}]}, {"containers": [{}]},
+     {"containers": {}}, {"volumes": [None]}, {"volumes": [{"name": {}}]}, {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
      {"containers": [{"name": "milvus", "ports": [{"containerPort": []}]}]}, {"hostname": None}],
 )  # fmt: skip
 def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_judge(over: Obj) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import yaml
-from conftest import TOP, Command, Kube, Obj, eventually, kubeconfig, settle
+from conftest import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
+from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
 
@@ -178,7 +179,7 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
             said.update(dict.fromkeys(line.split(), done.stdout))
             if line == "kubectl apply -f sample.yaml":
                 default = Kube(kube.plane, "default")
-                mo.Operator(mo.Cluster(default.api), ["default"], 5, 4).run_once()
+                new_operator(default).run_once()
         assert "successfully rolled out" in said["rollout"]
         assert "deployment.apps/milvus-operator" in said["get"]
         assert "milvuses.zilliz.com" in said["auth"]
@@ -253,6 +254,21 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     finally:
         for name in ("cache-deploy.yaml", "cache-crd.yaml"):
             kube.kubectl("delete", "--namespace=cache-operator", "-f", str(tmp_path / name), check=False)
+
+
+def test_its_rights_are_those_of_the_manifests() -> None:
+    table = re.findall(r"^\| `([\w/]+)`(?: of `([\w.]+)`)? \| ([\w, ]+) \|", chapter("Rights"), re.M)
+    said = {(verb, resource) for resource, _, verbs in table for verb in verbs.split(", ")}
+    for name in ("deploy.yaml", "deploy-namespaced.yaml"):
+        roles = [doc for doc in yaml.safe_load_all((TOP / name).read_text()) if doc["kind"].endswith("Role")]
+        rules = [rule for role in roles for rule in role["rules"]]
+        assert said == {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_its_metrics_are_those_that_there_are() -> None:
+    said = re.findall(r"^\| `(milvus_operator_\w+?)(?:_total)?(?:\{([\w,]+)\})?`", README, re.M)
+    ours = [metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)]
+    assert {*said} == {(metric._name, ",".join(metric._labelnames)) for metric in ours}
 
 
 def test_every_field_of_the_crd_is_described(kube: Kube) -> None:

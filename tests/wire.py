@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import urllib3
@@ -25,12 +25,15 @@ class Request(NamedTuple):
     query: dict[str, list[str]]
     body: bytes
     code: int
+    credentials: str  # the header Authorization
 
 
 class Wire:
     def __init__(self, server: str, authority: str) -> None:
         self.requests: list[Request] = []
         self.keep = True  # them
+        self.connections: list[Any] = []  # the addresses of those that were accepted
+        self.over = threading.Event()  # the test is
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server = server
@@ -58,7 +61,7 @@ class Wire:
     def outage(self, seconds: float) -> None:
         """Reset each connection that asks for something, and refuse new ones."""
         self.up = False
-        self.close()
+        self.stop_listening()
         time.sleep(seconds)
         self.listen(self.http.server_port)
 
@@ -67,6 +70,10 @@ class Wire:
         return [f"{request.verb} {request.path}" for request in self.requests]
 
     def close(self) -> None:
+        self.over.set()
+        self.stop_listening()
+
+    def stop_listening(self) -> None:
         self.http.shutdown()
         self.http.server_close()
 
@@ -76,11 +83,15 @@ class Handler(BaseHTTPRequestHandler):
     seen = b""  # the body of the request
     protocol_version = "HTTP/1.1"
 
+    def setup(self) -> None:
+        self.wire.connections.append(self.client_address)
+        super().setup()
+
     def handle_request(self) -> None:
         self.seen = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if not self.wire.up:
             self.reset()
-        elif not (self.wire.fault and self.wire.fault(self, self.command, self.path)):
+        elif not (self.wire.fault and self.wire.fault(self, self.command, self.path)) and not self.wire.over.is_set():
             answer = self.forward()
             self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
 
@@ -92,7 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         url, body = urlsplit(self.path), self.seen
         answer = self.wire.upstream.request(self.command, self.wire.server + self.path, body=body, headers=headers)
         if self.wire.keep:
-            self.wire.requests.append(Request(self.command, url.path, parse_qs(url.query), body, answer.status))
+            who = self.headers.get("Authorization", "")
+            self.wire.requests.append(Request(self.command, url.path, parse_qs(url.query), body, answer.status, who))
         return answer
 
     def answer(
