@@ -220,7 +220,7 @@ def mapping(value: Any) -> Obj:
     return value if isinstance(value, dict) else {}
 
 
-# ---------- The core: what a Milvus wants, what to do about what there is, and what its status says. ----------
+# ---------- The core: what a Milvus wants, what to do about what there is, and what its status says ----------
 # No clock, no network and no log in here.
 
 
@@ -728,7 +728,8 @@ def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> O
     }
 
 
-# ---------- The shell: the only place that knows about HTTP. Resources by GVR through the dynamic client. ----------
+# ---------- The shell: the only place that knows about HTTP ----------
+# Resources by GVR, through the dynamic client.
 
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any) -> Resource:
@@ -1076,8 +1077,8 @@ def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
-# ---------- The loop: what a pass does with each Milvus, and what if it fails. Each Milvus that is not at ----------
-# rest is a job, which a worker (a thread of the pass) serves straight through.
+# ---------- The loop: what a pass does with each Milvus, and what if it fails ----------
+# Each Milvus that is not at rest is a job, which a worker (a thread of the pass) serves straight through.
 
 
 class Stopped(BaseException):

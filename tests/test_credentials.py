@@ -109,6 +109,7 @@ def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     (tmp_path / "token").write_text(token)
     kube.create("y")
     kube.ready("x-0", "y-0")
+    process.says("works again, was: ")
     assert process.stop() == 0
     assert process.log.count("401") == 2, f"it came, and was over: {process.log}"
 

@@ -377,7 +377,8 @@ def test_what_the_operator_relies_on_cannot_be_overridden() -> None:
 @pytest.mark.parametrize(
     "over",
     [{"containers": "text"}, {"containers": [1]}, {"containers": [{"name": ["x"]}]}, {"containers": [{}]},
-     {"containers": {}}, {"volumes": [None]}, {"volumes": [{"name": {}}]}, {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
+     {"containers": {}}, {"volumes": [None]}, {"volumes": [{"name": {}}]},
+     {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
      {"containers": [{"name": "milvus", "ports": [{"containerPort": []}]}]}, {"hostname": None}],
 )  # fmt: skip
 def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_judge(over: Obj) -> None:
