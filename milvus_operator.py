@@ -253,7 +253,9 @@ def deeper_than(levels: int, value: Any) -> bool:
     for _ in range(levels + 1):
         inner = (part.values() if isinstance(part, dict) else part for part in layer if isinstance(part, dict | list))
         layer = [part for parts in inner for part in parts]
-    return bool(layer)
+        if not layer:
+            return False
+    return True
 
 
 def template_hash(milvus: Obj) -> str:
@@ -562,7 +564,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
             repairs += repairs_of(milvus, pod, ordinal)
     wanted = [ordinal for ordinal in range(replicas) if pod_name(milvus, ordinal) not in limits.held]
     steps += roll(mine, wanted, fingerprint, limits.skip)
-    deletes = [action for action in deletes if name_of(action.pod) not in limits.skip]
+    deletes, steps = ([a for a in some if name_of(a.pod) not in limits.skip] for some in (deletes, steps))
     if deletes and any(step.disrupts for step in steps):
         steps = []  # one thing after the other: no Ready pod is rolled while others are deleted
     if steps and not limits.vetted:
@@ -699,7 +701,7 @@ def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str, idl
     )
     message = said.message[:1024]
     if idle and same and kind != "Ready" and said.reason in (QUOTA_EXCEEDED, FORBIDDEN, API_ERROR):
-        message = str(before.get("message"))
+        message = str(before.get("message") or message)
     return {
         "type": kind,
         "status": str(true),
