@@ -1086,6 +1086,8 @@ def place(namespace: str | None) -> str:
 class Stopped(BaseException):
     """SIGTERM or SIGINT came; raised wherever the main thread is, so that nothing delays it."""
 
+    came = False  # because in a finalizer an exception comes to nothing
+
 
 class Rest(NamedTuple):
     """Until when something is not tried again, how long that was, what it was, and why."""
@@ -1222,6 +1224,8 @@ class Operator:
         while True:
             this, wait = self.run_pass(), self.interval
             gc.collect()
+            if Stopped.came:
+                raise Stopped
             if self.unlisted:
                 delay = self.unlisted.delay * random.uniform(0.5, 1)
                 wait = min(wait, delay) if "listed" in this.happened else delay
@@ -1686,6 +1690,7 @@ def namespace_names(context: click.Context, option: click.Parameter, value: tupl
 def stop(signum: int, frame: FrameType | None) -> None:
     for either in (signal.SIGTERM, signal.SIGINT):
         signal.signal(either, lambda signum, _: os._exit(128 + signum))  # a second one ends it at once
+    Stopped.came = True
     raise Stopped
 
 

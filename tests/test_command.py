@@ -576,6 +576,28 @@ def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) ->
     assert process.log.endswith("INFO    stopped\n")
 
 
+def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
+    """What a signal's handler raises in a finalizer, as those of old connections, comes to nothing."""
+    code = """if True:
+        import logging, os, signal, weakref
+        import milvus_operator
+
+        class Garbage(logging.Handler):
+            def emit(self, record):
+                if "pass over" in record.getMessage():
+                    garbage = type("Cycle", (), {})
+                    weakref.finalize(garbage, os.kill, os.getpid(), signal.SIGTERM)
+
+        logging.getLogger("milvus_operator").addHandler(Garbage())
+        milvus_operator.main()
+    """
+    command = [sys.executable, "-c", code, "-v", "-n", kube.ns, "--kubeconfig", str(kube.plane.kubeconfig())]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("INFO    stopped\n")
+    assert done.stderr.count("pass over") == 1
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_it_at_once(
     kube: Kube, wire: Wire, run: Callable[..., Any], signum: int, code: int

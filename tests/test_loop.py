@@ -13,6 +13,7 @@ from conftest import (
     TOP,
     Clock,
     Kube,
+    StillClock,
     eventually,
     make_pass,
     new_operator,
@@ -102,9 +103,9 @@ def test_an_ending_pod_is_waited_for_and_not_counted(kube: Kube, operator: mo.Op
     kube.ready("x-0")
 
 
-def test_a_failed_pod_is_replaced_at_once_then_after_a_back_off(
-    kube: Kube, operator: mo.Operator, clock: Clock
-) -> None:
+def test_a_failed_pod_is_replaced_at_once_then_after_a_back_off(kube: Kube) -> None:
+    clock = StillClock()
+    operator = new_operator(kube, clock=clock)
     kube.create(image="milvus:dies")
     make_pass(operator)
     seen = [kube.uids()["x-0"]]
@@ -241,7 +242,8 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(kube: Kube,
     eventually(lambda: make_pass(operator) and kube.condition("Reconciled")["status"] == "True")
 
 
-def test_a_conflict_is_looked_at_again_only_after_its_back_off(kube: Kube, wire: Wire, clock: Clock) -> None:
+def test_a_conflict_is_looked_at_again_only_after_its_back_off(kube: Kube, wire: Wire) -> None:
+    clock = StillClock()
     kube.create_pod("x-0")
     kube.create()
     operator = new_operator(kube, server=wire.url, clock=clock)
@@ -518,7 +520,7 @@ def test_one_refused_write_does_not_starve_the_others(kube: Kube, operator: mo.O
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_what_may_pass_is_said_and_tried_again_soon(kube: Kube, wire: Wire, clock: Clock, code: int) -> None:
+def test_what_may_pass_is_said_and_tried_again_soon(kube: Kube, wire: Wire, code: int) -> None:
     """After 1 s, 2 s, 4 s up to 30 s, and one pod is tried in each pass."""
     asked = 0
 
@@ -532,6 +534,7 @@ def test_what_may_pass_is_said_and_tried_again_soon(kube: Kube, wire: Wire, cloc
 
     wire.fault = fault
     kube.create()
+    clock = StillClock()
     operator = new_operator(kube, server=wire.url, clock=clock)
     for wait in (1, 2, 4, 8, 16, 30, 30):
         before = asked
