@@ -1086,7 +1086,15 @@ def place(namespace: str | None) -> str:
 class Stopped(BaseException):
     """SIGTERM or SIGINT came; raised wherever the main thread is, so that nothing delays it."""
 
-    came = False  # because in a finalizer an exception comes to nothing
+    came = held = False  # while garbage is collected it is held: in a finalizer an exception comes to nothing
+
+
+def collect_garbage() -> None:
+    Stopped.held = True
+    gc.collect()
+    Stopped.held = False
+    if Stopped.came:
+        raise Stopped
 
 
 class Rest(NamedTuple):
@@ -1223,9 +1231,7 @@ class Operator:
         """Make a pass whenever one is due, until Stopped: sooner while a list fails, later while all of them do."""
         while True:
             this, wait = self.run_pass(), self.interval
-            gc.collect()
-            if Stopped.came:
-                raise Stopped
+            collect_garbage()
             if self.unlisted:
                 delay = self.unlisted.delay * random.uniform(0.5, 1)
                 wait = min(wait, delay) if "listed" in this.happened else delay
@@ -1292,7 +1298,7 @@ class Operator:
             self.turned = now
             if now - told >= 5:
                 told = now
-                gc.collect()
+                collect_garbage()
                 log.info("writing: %s so far, %d Milvus to go", this.counted(), this.left)
             with contextlib.suppress(Empty):
                 this.done.get(timeout=min(end - now, 1))
@@ -1691,7 +1697,8 @@ def stop(signum: int, frame: FrameType | None) -> None:
     for either in (signal.SIGTERM, signal.SIGINT):
         signal.signal(either, lambda signum, _: os._exit(128 + signum))  # a second one ends it at once
     Stopped.came = True
-    raise Stopped
+    if not Stopped.held:
+        raise Stopped
 
 
 def set_up_process() -> None:

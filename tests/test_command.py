@@ -596,6 +596,7 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("INFO    stopped\n")
     assert done.stderr.count("pass over") == 1
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
