@@ -598,6 +598,11 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, skip: 
     return []
 
 
+def announced_of(milvus: Obj) -> str:
+    """What status.disruptedPod says: the UID of the Ready pod that was announced last, and when; or nothing."""
+    return str(mapping(milvus.get("status")).get("disruptedPod") or "")
+
+
 def disruptable(pods: Iterable[Obj], announced: str, newer: bool) -> set[str]:
     """The UIDs of the pods that may be deleted now although they are Ready.
 
@@ -1138,9 +1143,8 @@ class Memory:
             self.release(["create"])
         if self.replaced and now >= self.replaced.until - self.replaced.delay + 600:
             self.replaced = None
-        announced = str(mapping(milvus.get("status")).get("disruptedPod") or "")
-        if announced != self.announced[0]:
-            self.announced = announced, now
+        if announced_of(milvus) != self.announced[0]:
+            self.announced = announced_of(milvus), now
         self.settled = ()
 
     def hold(self, key: str, verb: str, words: Words, transient: bool, now: float) -> None:
@@ -1431,7 +1435,7 @@ class Operator:
                 job.changed.add(name)
             return
         if action.disrupts and error.code not in (0, 502, 503, 504):  # it is still there: the others need not wait
-            memory.announced = str(mapping(job.milvus.get("status")).get("disruptedPod") or ""), -math.inf
+            memory.announced = announced_of(job.milvus), -math.inf
         all_alike = verb == "vet" or (error.trouble and error.code) or words.reason == QUOTA_EXCEEDED
         memory.hold(verb if all_alike else name, verb, words, error.is_transient, self.clock())
         job.failures += words.reason != CLAIM_TERMINATING

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Clock, Command, Kube, make_pass, new_operator, original_crd, settle
+from conftest import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire import Wire
@@ -209,7 +209,7 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     assert len(stored) >= 500
     for name in ("a-good", "z-good"):
         kube.create(name, replicas=2)
-    clock = StandingClock()
+    clock = StillClock()
     operator = new_operator(kube, server=wire.url, clock=clock)
     make_pass(operator, once=True)
     pods = kube.all_pods()
@@ -244,13 +244,6 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
         assert len(line) < 1500
     assert not Path("/tmp/milvus-operator-was-here").exists()
     assert peak(kube) < 200
-
-
-class StandingClock(Clock):
-    """Time stands still until a test says that it has passed: no back-off ends by itself."""
-
-    def __call__(self) -> float:
-        return self.ahead
 
 
 def peak(kube: Kube) -> int:
