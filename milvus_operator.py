@@ -5,18 +5,17 @@
     python milvus_operator.py -A       # serve all namespaces
 
 It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources;
-finds the pods of each Milvus by the UID of their owner; and serves each Milvus that is not at rest. To serve is to
-decide, with pure functions over plain dicts, what to do about its pods, to do it, and to decide again upon the
-answers. When the pods of all are done, the statuses that differ are written, then events; then it waits.
+finds the pods of each Milvus by the UID of their owner; and serves each Milvus that is not at rest: it decides, with
+pure functions over plain dicts, what to do about its pods, does it, and decides again upon the answers. When the
+pods of all are done, the statuses that differ are written, then events; then it waits.
 
 Nothing has to be remembered between passes: names are fixed, every delete carries a UID, and every decision
 starts from fresh lists. So a write that is lost, repeated, or made by a second copy of the operator does no harm.
 
-In the names below a *milvus* is one resource of kind Milvus and a *pod* one pod, both as the dicts of their JSON;
-an *ordinal* is the number at the end of a pod's name; a *stranger* is somebody else's pod under a name of ours; to
-*vet* a template is to ask the API server whether it would accept a pod made from it; to *disrupt* a pod is to
-delete it although it is Ready. To learn how an operator works, read `decide` in the core (what to do, and why),
-then `Operator.serve_pods` in the loop (when, and what if it fails). The shell, between them, can wait.
+In the names below a *milvus* is one resource of kind Milvus and a *pod* one pod, both as the dicts of their JSON; a
+*stranger* is somebody else's pod under a name of ours; to *vet* a template is to ask the API server whether it would
+accept a pod made from it; to *disrupt* a pod is to delete it although it is Ready. To learn how an operator works,
+read `decide` in the core, then `Operator.serve_pods` in the loop. The shell, between them, can wait.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -90,12 +88,9 @@ MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, wit
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read from an answer of the API server
-STRICT = ("fieldValidation", "Strict")  # a misspelt field is refused, not dropped
 MERGE_PATCH = "application/merge-patch+json"  # custom resources have no strategic merge patch, the client's default
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds who it is
 PAGE = 300  # objects in one page of a list: 2 MB of pods
-SHAPES = {"image": str, "milvusSpec": str, "storage": dict, "pod": dict, "pod.spec": dict, "pod.metadata": dict,
-          "pod.metadata.labels": dict, "pod.metadata.annotations": dict}  # fmt: skip
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 # What makes a Milvus of one container, by the names of its configuration, as environment variables.
@@ -154,20 +149,11 @@ class Invalid(Exception):
 # ---------- Readers of unstructured objects ----------
 
 
-def name_of(obj: Obj) -> str:
-    return str(obj["metadata"]["name"])
+def reader(key: str) -> Callable[[Obj], str]:
+    return lambda obj: str(obj["metadata"][key])
 
 
-def namespace_of(obj: Obj) -> str:
-    return str(obj["metadata"]["namespace"])
-
-
-def uid_of(obj: Obj) -> str:
-    return str(obj["metadata"]["uid"])
-
-
-def version_of(obj: Obj) -> str:
-    return str(obj["metadata"]["resourceVersion"])
+name_of, namespace_of, uid_of, version_of = map(reader, ("name", "namespace", "uid", "resourceVersion"))
 
 
 def full_name(obj: Obj) -> str:
@@ -231,12 +217,9 @@ def replicas_of(milvus: Obj) -> int:
     replicas = spec.get("replicas")
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
         raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
-    for path, shape in SHAPES.items():
-        value: Any = spec
-        for key in path.split("."):
-            value = mapping(value).get(key)
-        if not isinstance(value, shape | None):
-            raise Invalid(f"spec.{path} must be {'text' if shape is str else 'a mapping'}")
+    for key, shape in {"image": str, "milvusSpec": str, "storage": dict, "pod": dict}.items():
+        if not isinstance(spec.get(key), shape | None):
+            raise Invalid(f"spec.{key} must be {'text' if shape is str else 'a mapping'}")
     if not spec.get("image"):
         raise Invalid("spec.image must be the name of an image")
     if replicas is not None and (type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS):
@@ -248,14 +231,9 @@ def replicas_of(milvus: Obj) -> int:
 
 
 def deeper_than(levels: int, value: Any) -> bool:
-    """Whether mappings and lists are nested in more levels; without recursion, which deep ones would break."""
-    layer = [value]
-    for _ in range(levels + 1):
-        inner = (part.values() if isinstance(part, dict) else part for part in layer if isinstance(part, dict | list))
-        layer = [part for parts in inner for part in parts]
-        if not layer:
-            return False
-    return True
+    """Whether mappings and lists are nested in more levels."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (levels == 0 and len(parts) > 0) or any(deeper_than(levels - 1, part) for part in parts)
 
 
 def template_hash(milvus: Obj) -> str:
@@ -291,12 +269,9 @@ def pod_labels(milvus: Obj, ordinal: int) -> dict[str, str]:
     return selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)}
 
 
-def reference_to(milvus: Obj) -> Obj:
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": name_of(milvus), "uid": uid_of(milvus)}
-
-
 def owner_reference(milvus: Obj) -> Obj:
-    return reference_to(milvus) | {"controller": True, "blockOwnerDeletion": True}
+    reference = {"apiVersion": API_VERSION, "kind": KIND, "name": name_of(milvus), "uid": uid_of(milvus)}
+    return reference | {"controller": True, "blockOwnerDeletion": True}
 
 
 # --- The pod, and its claim ---
@@ -505,9 +480,9 @@ def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
     """The pods that hold a wanted name and are not ours, with what to tell the user. Raises Invalid."""
     wanted, found = {pod_name(milvus, ordinal) for ordinal in range(replicas_of(milvus))}, dict[str, Words]()
     for pod in pods:
-        owner, earlier = controller_of(pod), reference_to(milvus) | {"uid": owner_uid(pod)}
-        leaving = is_ending(pod) or earlier.items() <= owner.items()  # ours, or of an earlier Milvus of this name
-        if name_of(pod) in wanted and not leaving and not is_orphan(milvus, pod):
+        owner = controller_of(pod)
+        ours = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))  # or of an earlier Milvus of this name
+        if name_of(pod) in wanted and not ours and not is_ending(pod) and not is_orphan(milvus, pod):
             whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "was made by somebody else"
             advice = "delete that pod (noticed within 5 minutes) or give the Milvus another name"
             found[name_of(pod)] = Words(NAME_CONFLICT, f"pod {name_of(pod)} {whose} and is left alone: {advice}")
@@ -563,7 +538,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
         elif not is_ending(pod):
             repairs += repairs_of(milvus, pod, ordinal)
     wanted = [ordinal for ordinal in range(replicas) if pod_name(milvus, ordinal) not in limits.held]
-    steps += roll(mine, wanted, fingerprint, limits.skip)
+    steps += roll(mine, wanted, fingerprint, limits)
     deletes, steps = ([a for a in some if name_of(a.pod) not in limits.skip] for some in (deletes, steps))
     if deletes and any(step.disrupts for step in steps):
         steps = []  # one thing after the other: no Ready pod is rolled while others are deleted
@@ -583,19 +558,20 @@ def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
         yield Action("claim", pod, "missing")
 
 
-def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, skip: Collection[str]) -> list[Action]:
+def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits: Limits) -> list[Action]:
     """The next step in replacing the pods that have an earlier template: like a StatefulSet from the highest ordinal,
     one Ready pod at a time, the next when all are Ready again. Unlike one it first takes all that are not Ready: they
     serve nobody, and a roll that waits for a broken pod can't be rolled back (kubernetes/kubernetes#67250)."""
-    running = (mine[i] for i in sorted(wanted, reverse=True) if i in mine)
-    running = (pod for pod in running if not is_ending(pod) and not is_finished(pod) and name_of(pod) not in skip)
-    stale = [pod for pod in running if template_hash_of(pod) != fingerprint]
+    running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine and not is_ending(mine[i])]
+    stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
+    stale = [pod for pod in stale if not is_finished(pod)]
     broken = [pod for pod in stale if not is_ready(pod)]
     if broken:
         return [Action("delete", pod, "earlier template, not Ready") for pod in broken]
-    if stale and all(i in mine and is_ready(mine[i]) for i in wanted):
-        return [Action("delete", stale[0], "earlier template")]
-    return []
+    if not all(i in mine and is_ready(mine[i]) for i in wanted):
+        return []
+    next_ones = (pod for pod in stale if limits.disruptable is None or uid_of(pod) in limits.disruptable)
+    return [Action("delete", pod, "earlier template") for pod in next_ones][:1]
 
 
 def announced_of(milvus: Obj) -> str:
@@ -664,10 +640,9 @@ def reconciliation(milvus: Obj, problems: dict[str, Words]) -> Words:
     return Words(SPEC_IS_TEXT, f"spec.milvusSpec is not a YAML mapping: {kept}")
 
 
-def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now: str, idle: bool = False) -> Obj:
+def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now: str) -> Obj:
     """The status of a Milvus: its fields equal those of the present one when there is nothing to write. `problems` says
-    what failed, by pod or verb; `now` is the time of any condition that changes, in RFC 3339. Who was `idle` leaves
-    the words about the same refusal as another copy of the operator has put them."""
+    what failed, by pod or verb; `now` is the time of any condition that changes, in RFC 3339."""
     mine, updated = members(milvus, pods), 0
     there = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
     try:
@@ -686,7 +661,7 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now:
         "updatedReplicas": updated,
         "pods": [name_of(pod) for pod in there],
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items())),
-        "conditions": [new_condition(milvus, kind, *words, now, idle) for kind, words in said.items()],
+        "conditions": [new_condition(milvus, kind, *words, now) for kind, words in said.items()],
     }
 
 
@@ -696,25 +671,25 @@ def conditions_of(milvus: Obj) -> list[Obj]:
     return [condition for condition in found if isinstance(condition, dict)] if isinstance(found, list) else []
 
 
-def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str, idle: bool) -> Obj:
-    """A condition, whose lastTransitionTime changes only with its status."""
-    before = next((condition for condition in conditions_of(milvus) if condition.get("type") == kind), {})
-    since = before.get("lastTransitionTime") if before.get("status") == str(true) else now
-    same = (before.get("reason"), before.get("observedGeneration")) == (
-        said.reason,
-        milvus["metadata"].get("generation"),
-    )
-    message = said.message[:1024]
-    if idle and same and kind != "Ready" and said.reason in (QUOTA_EXCEEDED, FORBIDDEN, API_ERROR):
-        message = str(before.get("message") or message)
-    return {
+def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
+    """A condition, whose lastTransitionTime changes only with its status. The message of a refusal may vary from try to
+    try, and from one copy of the operator to the next: it stays while the reason does."""
+    generation = milvus["metadata"].get("generation", 0)
+    new = {
         "type": kind,
         "status": str(true),
-        "observedGeneration": milvus["metadata"].get("generation", 0),
-        "lastTransitionTime": since if isinstance(since, str) else now,
+        "observedGeneration": generation,
+        "lastTransitionTime": now,
         "reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown",
-        "message": message,
+        "message": said.message[:1024],
     }
+    before = next((condition for condition in conditions_of(milvus) if condition.get("type") == kind), {})
+    if before.get("status") == str(true) and isinstance(before.get("lastTransitionTime"), str):
+        new["lastTransitionTime"] = before["lastTransitionTime"]
+    same = before.get("reason") == new["reason"] and before.get("observedGeneration") == generation
+    if same and kind != "Ready" and said.reason in (QUOTA_EXCEEDED, FORBIDDEN, API_ERROR):
+        new["message"] = str(before.get("message"))
+    return new
 
 
 def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> Obj:
@@ -724,11 +699,11 @@ def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> O
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace},
+        "regarding": pick(owner_reference(milvus), ("apiVersion", "kind", "name", "uid")) | {"namespace": namespace},
         "type": "Warning" if warning else "Normal",
         "reason": reason,
-        "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
-        "regarding": reference_to(milvus) | {"namespace": namespace},
         "action": "Reconcile",
+        "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
         "eventTime": now,
         "reportingController": f"{GROUP}/{MANAGER}",
         "reportingInstance": HOST,
@@ -995,8 +970,12 @@ class Cluster:
     def create(self, milvus: Obj, pod: Obj) -> Obj:
         """With storage its claim comes first: no claim, no pod."""
         self.claim(milvus, pod)
-        body = new_pod(milvus, ordinal_of(milvus, pod) or 0)
-        return slim_pod(self.request("create", self.pods, namespace_of(pod), body=body, query_params=[STRICT]))
+        return slim_pod(self.send_pod(milvus, pod))
+
+    def send_pod(self, milvus: Obj, pod: Obj, **options: Any) -> Obj:
+        """The server refuses a misspelt field, which it would drop without `Strict`."""
+        body, options["query_params"] = new_pod(milvus, ordinal_of(milvus, pod) or 0), [("fieldValidation", "Strict")]
+        return mapping(self.request("create", self.pods, namespace_of(pod), body=body, **options))
 
     def claim(self, milvus: Obj, pod: Obj) -> Obj:
         """Make the PersistentVolumeClaim of a pod, if it has one and it is not there. One that is ending is none."""
@@ -1017,9 +996,8 @@ class Cluster:
     def vet(self, milvus: Obj, pod: Obj) -> Obj:
         """Raise if the API server would refuse the pod as it would be made now: a dry run of its creation. The name
         is taken, by the pod that is to be replaced; that is checked last, so it means yes."""
-        body, strict = new_pod(milvus, ordinal_of(milvus, pod) or 0), [STRICT]
         try:
-            self.request("create", self.pods, namespace_of(pod), body=body, dry_run="All", query_params=strict)
+            self.send_pod(milvus, pod, dry_run="All")
         except ApiError as error:
             if not error.is_taken and error.words().reason != QUOTA_EXCEEDED:
                 raise
@@ -1088,20 +1066,6 @@ def place(namespace: str | None) -> str:
 # Each Milvus that is not at rest is a job, which a worker (a thread of the pass) serves straight through.
 
 
-class Stopped(BaseException):
-    """SIGTERM or SIGINT came; raised wherever the main thread is, so that nothing delays it."""
-
-    came = held = False  # while garbage is collected it is held: in a finalizer an exception comes to nothing
-
-
-def collect_garbage() -> None:
-    Stopped.held = True
-    gc.collect()
-    Stopped.held = False
-    if Stopped.came:
-        raise Stopped
-
-
 class Rest(NamedTuple):
     """Until when something is not tried again, how long that was, what it was, and why."""
 
@@ -1131,7 +1095,7 @@ class Memory:
     wake: float = math.inf  # when it is looked at nevertheless
     served: float = -math.inf  # when it had its last write: who waits longest goes first (others do)
     state: str = "progressing"  # one of STATES, for the metrics (it is found again)
-    said: str = RECONCILED  # the reason and message of Reconciled that were told (they are told again)
+    said: str = ""  # what was told of the Reconciled condition, when it is not just that (it is told again)
     stories: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # to tell as events (one is missing)
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
@@ -1174,7 +1138,6 @@ class Job:
     versions: tuple[str, ...]
     changed: set[str] = field(default_factory=set)  # pods that are no longer as they were listed
     failures: int = 0
-    idle: bool = True  # whether nothing has been tried
     outdated: bool = False  # whether the Milvus has changed since it was listed
     lock: threading.Lock = field(default_factory=threading.Lock)  # of disruptions
 
@@ -1211,7 +1174,7 @@ class Operator:
         self.unlisted: Rest | None = None  # while lists fail
         self.troubles: dict[str, str] = {}  # that were logged, and are not over
         self.turned = self.good = self.clock()  # when the loop last went on; when the last good pass ended
-        self.current: Pass | None = None
+        self.stopping = False
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_turning(self) -> bool:
@@ -1235,7 +1198,7 @@ class Operator:
         """Make a pass whenever one is due, until Stopped: sooner while a list fails, later while all of them do."""
         while True:
             this, wait = self.run_pass(), self.interval
-            collect_garbage()
+            gc.collect()
             if self.unlisted:
                 delay = self.unlisted.delay * random.uniform(0.5, 1)
                 wait = min(wait, delay) if "listed" in this.happened else delay
@@ -1244,7 +1207,7 @@ class Operator:
     def run_pass(self, once: bool = False) -> Pass:
         """Serve all namespaces. With `once` all that can be done is done; else nothing new is written from the moment
         when the next pass is due, which goes on with fresh lists."""
-        this = self.current = Pass(self.clock(), ThreadPoolExecutor(self.workers))
+        this = Pass(self.clock(), ThreadPoolExecutor(self.workers))
         self.cluster.reconnect()
         jobs = self.list_jobs(this)
         now = self.clock()
@@ -1260,12 +1223,8 @@ class Operator:
 
     def list_jobs(self, this: Pass) -> list[Job]:
         """A job for each Milvus that is not at rest."""
-
-        def jobs_in(namespace: str | None) -> tuple[list[Job] | None, ApiError | None]:
-            return attempt(lambda: list(self.jobs_of(this, namespace)))
-
         jobs = list[Job]()
-        for made, error in this.workers.map(jobs_in, self.namespaces):
+        for made, error in this.workers.map(lambda one: attempt(lambda: self.jobs_of(this, one)), self.namespaces):
             self.turned = self.clock()
             jobs += made or []
             this.happened.append("failed" if error else "listed")
@@ -1273,8 +1232,9 @@ class Operator:
         self.unlisted = Rest.after(self.unlisted, 1, 30, self.clock()) if this.troubles else None
         return jobs
 
-    def jobs_of(self, this: Pass, namespace: str | None) -> Iterator[Job]:
+    def jobs_of(self, this: Pass, namespace: str | None) -> list[Job]:
         """From the lists of a namespace, or of all. Raises ApiError."""
+        jobs = list[Job]()
         found, wanted, revision = self.cluster.snapshot(namespace)
         uids, known, now = {uid_of(milvus) for milvus in wanted}, self.memories.get(namespace, {}), self.clock()
         memories = self.memories[namespace] = {uid: known.get(uid) or Memory() for uid in uids}
@@ -1293,7 +1253,8 @@ class Operator:
             elif not is_ending(milvus):
                 memory.recall(milvus, versions, now)
                 newer = revision >= int(version_of(milvus))
-                yield Job(milvus, {name_of(pod): pod for pod in pods}, memory, newer, versions)
+                jobs.append(Job(milvus, {name_of(pod): pod for pod in pods}, memory, newer, versions))
+        return jobs
 
     def wait_for(self, this: Pass, end: float) -> None:
         """Wait until all jobs are done, or it is that late: what hangs then is left alone, and so is its pod."""
@@ -1302,7 +1263,7 @@ class Operator:
             self.turned = now
             if now - told >= 5:
                 told = now
-                collect_garbage()
+                gc.collect()
                 log.info("writing: %s so far, %d Milvus to go", this.counted(), this.left)
             with contextlib.suppress(Empty):
                 this.done.get(timeout=min(end - now, 1))
@@ -1311,11 +1272,11 @@ class Operator:
     def work(self, this: Pass, job: Job, *stages: Callable[[Pass, Job], None]) -> None:
         """One stage of a job. Then it goes to the back of the line, so that the pods of all come before the statuses,
         and these before the events; but one in twenty goes on at once: a long burst must not hide all statuses."""
-        if not stages or self.clock() >= this.deadline:
+        if not stages or self.is_over(this):
             this.done.put(job)
             return
         _, error = attempt(functools.partial(stages[0], this, job))
-        if error and self.clock() < this.deadline:  # whatever is in it, one Milvus never harms another
+        if error and not self.is_over(this):  # whatever is in it, one Milvus never harms another
             this.happened.append("failed")
             log.error("milvus %s: %s", full_name(job.milvus), error)
         if len(this.happened) % 20 == 0:
@@ -1336,7 +1297,7 @@ class Operator:
                 batch, todo = todo[:size], todo[size:]
                 act = functools.partial(self.act, this, job)
                 list(this.workers.map(act, batch) if len(batch) > 1 else map(act, batch))
-                if self.clock() >= this.deadline or (job.failures >= 8 and this.deadline < math.inf):
+                if self.is_over(this) or (job.failures >= 8 and this.deadline < math.inf):
                     return
                 size *= 2 if this.spare else 1  # like the ReplicaSet controller: what is refused costs few requests
         this.happened.append("changed")
@@ -1372,9 +1333,9 @@ class Operator:
     def act(self, this: Pass, job: Job, action: Action) -> None:
         """Carry out one action, and take its outcome into the view and the memory."""
         memory, name, now = job.memory, name_of(action.pod), self.clock()
-        if now >= this.deadline or action.verb in memory.resting(now) or (action.disrupts and job.outdated):
-            return  # the pass is over, or all of these were refused a moment ago
-        job.idle, memory.served = False, now
+        if self.is_over(this) or action.verb in memory.resting(now) or (action.disrupts and job.outdated):
+            return  # too late, or all of these were refused a moment ago
+        memory.served = now
         memory.flying.add(name)
         answer, error = attempt(functools.partial(self.perform, job, action))
         memory.flying.discard(name)
@@ -1446,7 +1407,7 @@ class Operator:
         problems = {key: rest.words for key, rest in dict(memory.rests).items() if key not in ("status", "events")}
         with contextlib.suppress(Invalid):
             problems |= strangers(milvus, pods)
-        status = status_of(milvus, pods, problems, timestamp(), job.idle)
+        status = status_of(milvus, pods, problems, timestamp())
         ready, reconciled = (condition["status"] == "True" for condition in status["conditions"][:2])
         memory.state = "failed" if not reconciled else "ready" if ready else "progressing"
         this.happened += ["failed"] * (not reconciled)
@@ -1479,7 +1440,8 @@ class Operator:
     def settle(self, this: Pass, job: Job) -> None:
         """When all is done and said it is at rest, until something about it changes, or something waits no longer."""
         memory = job.memory
-        if job.idle and job.newer and not memory.flying and (not memory.stories or "events" in memory.rests):
+        idle = memory.served < this.started and not memory.flying and (not memory.stories or "events" in memory.rests)
+        if idle and job.newer:
             times = [memory.announced[1] + 60, *(rest.until for rest in dict(memory.rests).values())]
             times += [memory.replaced.until] if memory.replaced else []
             memory.settled = job.versions
@@ -1489,11 +1451,11 @@ class Operator:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
         memory, before, warning = job.memory, job.memory.said, reconciled["status"] == "False"
         reason, message, known = reconciled["reason"], reconciled["message"], reconciled in conditions_of(job.milvus)
-        memory.said = f"{reason}: {message}" if reason != RECONCILED else RECONCILED
-        if memory.said == before or (before.startswith(SPEC_IS_TEXT) and reason == RECONCILED):
+        memory.said = "" if reason == RECONCILED else f"{reason}: {message}"
+        if memory.said == before:
             return
-        if reason == RECONCILED:
-            message, known = f"recovered from {before.partition(':')[0]}", False
+        if not memory.said:
+            message, known = f"no longer {before.partition(':')[0]}", False
         if warning or not known:  # what is known was said by another copy, or before this one started
             level = logging.WARNING if warning else logging.INFO
             tell(level, job.milvus, reason, f"milvus {full_name(job.milvus)}: {reason}: {message}")
@@ -1503,7 +1465,7 @@ class Operator:
     def write_events(self, this: Pass, job: Job) -> None:
         """Tell the stories of a Milvus. Nothing depends on them."""
         memory = job.memory
-        while memory.stories and self.clock() < this.deadline and "events" not in memory.resting(self.clock()):
+        while memory.stories and not self.is_over(this) and "events" not in memory.resting(self.clock()):
             story = next(iter(dict(memory.stories)))
             names = memory.stories.pop(story, [])
             pods = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
@@ -1519,7 +1481,7 @@ class Operator:
 
     def report(self, this: Pass) -> None:
         """The pass, in the log and in the metrics."""
-        memories = [memory for some in self.memories.values() for memory in some.values()]
+        memories = self.all_memories()
         rests = (rest.words.trouble for memory in memories for rest in dict(memory.rests).values())
         troubles = this.troubles | dict(trouble for trouble in rests if trouble)
         for key in troubles.keys() - self.troubles.keys():
@@ -1538,12 +1500,17 @@ class Operator:
         for state in STATES:
             MILVUSES.labels(state).set(states[state])
 
+    def all_memories(self) -> list[Memory]:
+        return [memory for some in list(self.memories.values()) for memory in list(some.values())]
+
+    def is_over(self, this: Pass) -> bool:
+        """Whether nothing new is to be written."""
+        return self.stopping or self.clock() >= this.deadline
+
     def finish(self) -> None:
         """Begin nothing new, and give the writes under way four seconds, also those of earlier passes."""
-        if self.current:
-            self.current.deadline = -math.inf
-        end = self.clock() + 4
-        while self.clock() < end and any(memory.flying for some in self.memories.values() for memory in some.values()):
+        self.stopping, end = True, self.clock() + 4
+        while self.clock() < end and any(memory.flying for memory in self.all_memories()):
             time.sleep(0.05)
 
 
@@ -1697,21 +1664,21 @@ def namespace_names(context: click.Context, option: click.Parameter, value: tupl
     return tuple(dict.fromkeys(value))
 
 
-def stop(signum: int, frame: FrameType | None) -> None:
-    for either in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(either, lambda signum, _: os._exit(128 + signum))  # a second one ends it at once
-    Stopped.came = True
-    if not Stopped.held:
-        raise Stopped
+def end_on_signal(operator: Operator) -> None:
+    """On SIGTERM or SIGINT the writes under way get four seconds to finish; a second signal ends the process at once.
+    A thread sees to that: a handler runs wherever the main thread happens to be, so it must neither wait nor raise."""
+    signals: SimpleQueue[int] = SimpleQueue()  # whose put() may come in the middle of another one
 
+    def end() -> None:
+        signals.get()
+        threading.Thread(target=lambda: os._exit(128 + signals.get()), daemon=True).start()
+        operator.finish()
+        log.info("stopped")
+        os._exit(0)  # a request that hangs must not hold up the end
 
-def set_up_process() -> None:
-    """Signals stop the loop wherever it is, and garbage is collected when the loop says so."""
+    threading.Thread(target=end, daemon=True).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, stop)
-    threading.stack_size(16 << 20)  # deep JSON ends a process whose threads have the 1 MiB of musl
-    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
-    gc.freeze()  # what was imported is never looked at
+        signal.signal(signum, lambda signum, _: signals.put(signum))
 
 
 def text_line(record: logging.LogRecord) -> str:
@@ -1767,25 +1734,21 @@ def main(
     if namespaces and all_namespaces:
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
     start_log(verbose, log_format)
-    set_up_process()
-    operator = None
-    try:
-        cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
-        served = namespaces or [None if all_namespaces else cluster.connection.namespace]
-        operator = Operator(cluster, served, interval, workers)
-        often = "once" if once else f"every {interval:g} s"
-        log.info("milvus-operator %s serves %s %s on %s%s", __version__, ", ".join(map(place, served)), often,
-                 cluster.server, ", as a dry run" if dry_run else "")  # fmt: skip
-        if health_port:
-            serve_health(operator, health_port)
-        if once:
-            sys.exit(0 if operator.run_once() else 1)
-        operator.run()
-    except Stopped:
-        if operator:
-            operator.finish()
-        log.info("stopped")
-        os._exit(0)  # a request that hangs must not hold up the end
+    threading.stack_size(16 << 20)  # deep JSON ends a process whose threads have the 1 MiB of musl
+    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
+    gc.freeze()  # what was imported is never looked at
+    cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
+    served = namespaces or [None if all_namespaces else cluster.connection.namespace]
+    operator = Operator(cluster, served, interval, workers)
+    end_on_signal(operator)
+    often = "once" if once else f"every {interval:g} s"
+    log.info("milvus-operator %s serves %s %s on %s%s", __version__, ", ".join(map(place, served)), often,
+             cluster.server, ", as a dry run" if dry_run else "")  # fmt: skip
+    if health_port:
+        serve_health(operator, health_port)
+    if once:
+        sys.exit(0 if operator.run_once() else 1)
+    operator.run()
 
 
 if __name__ == "__main__":

@@ -428,7 +428,7 @@ def test_a_server_that_is_busy_is_asked_again_in_the_next_pass(
     process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.5")
     process.says(f"WARNING milvus {kube.ns}/x: APIError: not now")
     kube.ready("x-0")
-    process.says(f"INFO    milvus {kube.ns}/x: Reconciled: recovered from APIError")
+    process.says(f"INFO    milvus {kube.ns}/x: Reconciled: no longer APIError")
     eventually(lambda: kube.condition("Reconciled").get("status") == "True")
 
 

@@ -208,7 +208,7 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
     make_pass(operator, once=True)
     make_pass(operator, once=True)
     told = [(event["type"], event["reason"], event["note"]) for event in kube.events()[7:]]
-    assert told == [("Normal", "Created", "x-1, x-2: missing"), ("Normal", "Reconciled", "recovered from NameConflict")]
+    assert told == [("Normal", "Created", "x-1, x-2: missing"), ("Normal", "Reconciled", "no longer NameConflict")]
 
 
 def test_events_are_in_the_order_of_what_was_done(kube: Kube, operator: mo.Operator) -> None:
@@ -289,4 +289,4 @@ def test_a_refused_create_is_an_event_and_so_is_its_end(kube: Kube, operator: mo
     kube.change(replicas=2)
     make_pass(operator, once=True)
     assert [event["reason"] for event in kube.events()] == ["QuotaExceeded", "Created", "Reconciled"]
-    assert kube.events()[-1]["note"] == "recovered from QuotaExceeded"
+    assert kube.events()[-1]["note"] == "no longer QuotaExceeded"

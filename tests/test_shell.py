@@ -165,11 +165,11 @@ def waits(operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, 
         seconds.append(wait)
         clock.skip(wait)
         if len(seconds) == passes:
-            raise mo.Stopped
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", sleep)
-        with pytest.raises(mo.Stopped):
+        with pytest.raises(KeyboardInterrupt):
             operator.run()
     return seconds
 
@@ -356,13 +356,13 @@ def test_the_loop_collects_what_a_pass_leaves_behind(operator: mo.Operator, monk
         assert not [ref for ref in left if ref()]
         left.append(weakref.ref(Circle()))
         if len(left) == 3:
-            raise mo.Stopped
+            raise KeyboardInterrupt
         return real(once)
 
     monkeypatch.setattr(operator, "run_pass", run_pass)
     gc.disable()
     try:
-        with pytest.raises(mo.Stopped):
+        with pytest.raises(KeyboardInterrupt):
             operator.run()
     finally:
         gc.enable()
