@@ -1085,7 +1085,7 @@ class Rest(NamedTuple):
 class Memory:
     """What is kept of a Milvus from one pass to the next; in brackets, what happens when it is lost: no harm."""
 
-    spec: tuple[int, bool] = (0, False)  # the generation that the rests are about, and whether there is a status
+    generation: int = 0  # that the rests are about (things are tried once more)
     rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (it is tried once more)
     replaced: Rest | None = None  # until then finished pods are not replaced (they are, once more)
     vetted: str = ""  # the fingerprint of the template that the API server accepts (it is asked once more)
@@ -1100,9 +1100,8 @@ class Memory:
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
         """Forget what is over: refusals of an earlier spec, or a quota's before a pod went; replacements long ago."""
-        spec = (milvus["metadata"].get("generation", 0), "status" in milvus)
-        if spec != self.spec:
-            self.spec, self.rests = spec, {}
+        if milvus["metadata"].get("generation", 0) != self.generation:
+            self.generation, self.rests = milvus["metadata"].get("generation", 0), {}
         if len(versions) < len(self.settled):
             self.release(["create"])
         if self.replaced and now >= self.replaced.until - self.replaced.delay + 600:
@@ -1174,7 +1173,7 @@ class Operator:
         self.unlisted: Rest | None = None  # while lists fail
         self.troubles: dict[str, str] = {}  # that were logged, and are not over
         self.turned = self.good = self.clock()  # when the loop last went on; when the last good pass ended
-        self.stopping = False
+        self.stopping = self.warned = False
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_turning(self) -> bool:
@@ -1223,8 +1222,8 @@ class Operator:
 
     def list_jobs(self, this: Pass) -> list[Job]:
         """A job for each Milvus that is not at rest."""
-        jobs, at_once = list[Job](), this.workers.map if len(self.namespaces) > 1 else map  # one needs no thread
-        for made, error in at_once(lambda one: attempt(lambda: self.jobs_of(this, one)), self.namespaces):
+        jobs = list[Job]()
+        for made, error in this.workers.map(lambda one: attempt(lambda: self.jobs_of(this, one)), self.namespaces):
             self.turned = self.clock()
             jobs += made or []
             this.happened.append("failed" if error else "listed")
@@ -1244,10 +1243,13 @@ class Operator:
             owner = owner_uid(pod)
             index[namespace_of(pod), owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)].append(pod)
         this.happened += ["milvus"] * len(wanted) + ["pod"] * len(found)
+        if any("status" not in milvus for milvus in wanted) and not self.warned:
+            log.warning("the CRD %s.%s has no status: none is written until `kubectl apply -f crd.yaml`", PLURAL, GROUP)
+            self.warned = True
         for milvus in wanted:
             memory, where = memories[uid_of(milvus)], namespace_of(milvus)
             pods = index.get((where, uid_of(milvus)), []) + index.get((where, name_of(milvus)), [])
-            versions = (str("status" in milvus), *map(version_of, (milvus, *pods)))
+            versions = (str("status" in milvus), *map(version_of, (milvus, *pods)))  # of some CRDs it has no status
             if memory.settled == versions and now < memory.wake:
                 this.happened += ["failed"] * (memory.state == "failed")
             elif not is_ending(milvus):
@@ -1278,7 +1280,7 @@ class Operator:
         _, error = attempt(functools.partial(stages[0], this, job))
         if error and not self.is_over(this):  # whatever is in it, one Milvus never harms another
             this.happened.append("failed")
-            log.error("milvus %s: %s", full_name(job.milvus), error)
+            this.troubles[full_name(job.milvus)] = f"milvus {full_name(job.milvus)}: {error}"
         if job.memory.served < this.started or len(this.happened) % 20 == 0:
             self.work(this, job, *stages[1:])
         else:
@@ -1414,27 +1416,25 @@ class Operator:
         if not any(words.trouble for words in problems.values()):
             self.say(job, status["conditions"][1])
         present = mapping(milvus.get("status"))
-        if all(present.get(key) == value for key, value in status.items()):
+        if "status" not in milvus or all(present.get(key) == value for key, value in status.items()):
             memory.release(["status"])
             self.settle(this, job)
             return
         if "status" in memory.resting(self.clock()) | memory.flying:
-            this.happened += ["failed"] * ("status" in milvus)
+            this.happened.append("failed")
             return
         memory.flying.add("status")
         _, error = attempt(functools.partial(self.cluster.patch_status, milvus, status))
         memory.flying.discard("status")
-        if error and error.is_conflict:
+        if error and (error.is_conflict or error.code == 404):
             this.happened.append("changed")
-        elif error and (error.code != 404 or "status" not in milvus):
+        elif error:
             text = f"cannot write the status of milvus {full_name(milvus)}"
-            if error.code == 404:
-                text = f"the CRD {PLURAL}.{GROUP} has no status: none is written until `kubectl apply -f crd.yaml`"
             error.trouble = error.trouble or (text, f"{text}: {error}")
-            this.happened += ["failed"] * (error.code != 404)
+            this.happened.append("failed")
             memory.hold("status", "status", error.words(), error.is_transient, self.clock())
-        else:  # written, or the Milvus is gone
-            this.happened += ["status"] * (not error)
+        else:
+            this.happened.append("status")
             memory.release(["status"])
 
     def settle(self, this: Pass, job: Job) -> None:
@@ -1483,7 +1483,7 @@ class Operator:
         """The pass, in the log and in the metrics."""
         memories = self.all_memories()
         rests = (rest.words.trouble for memory in memories for rest in dict(memory.rests).values())
-        troubles = this.troubles | dict(trouble for trouble in rests if trouble)
+        troubles = dict(this.troubles) | dict(trouble for trouble in rests if trouble)
         for key in troubles.keys() - self.troubles.keys():
             log.error(troubles[key])
         for key in self.troubles.keys() - troubles.keys():
@@ -1735,7 +1735,7 @@ def main(
     if namespaces and all_namespaces:
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
     start_log(verbose, log_format)
-    threading.stack_size(16 << 20)  # deep JSON ends a process whose threads have the 1 MiB of musl
+    threading.stack_size(16 << 20)  # with the 1 MiB of musl, deep JSON would crash the threads that parse it
     gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
     gc.freeze()  # what was imported is never looked at
     cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
