@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Clock, Kube, eventually, make_pass, new_operator, new_wire, rest
+from prometheus_client import REGISTRY
 from wire import Handler, Wire
 
 import milvus_operator as mo
@@ -151,7 +152,7 @@ def test_passes_fail_as_long_as_a_right_is_missing_also_while_what_needs_it_rest
     kube: Kube, wire: Wire, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     def count(result: str) -> float:
-        return float(mo.PASSES.labels(result)._value.get())
+        return REGISTRY.get_sample_value("milvus_operator_passes_total", {"result": result}) or 0
 
     right = 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
     fault = refusing("POST", f"/{kube.ns}/pods", 403, right, "Forbidden")

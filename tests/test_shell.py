@@ -57,7 +57,9 @@ def test_a_list_is_read_however_it_is_written(kube: Kube, wire: Wire, write: Cal
 
 
 @pytest.mark.parametrize("resource", ["pods", "milvuses"])
-def test_a_list_that_ends_early_is_no_list(kube: Kube, wire: Wire, resource: str) -> None:
+def test_a_list_that_ends_early_is_no_list(
+    kube: Kube, wire: Wire, resource: str, caplog: pytest.LogCaptureFixture
+) -> None:
     kube.create(replicas=2)
     rest(new_operator(kube), kube, "x-0", "x-1")
     before, cut = kube.uids(), 1
@@ -72,7 +74,8 @@ def test_a_list_that_ends_early_is_no_list(kube: Kube, wire: Wire, resource: str
     for cut in (*range(2, 200, 9), 1000):
         operator = new_operator(kube, server=wire.url)
         assert not make_pass(operator, once=True), cut
-        assert list(operator.troubles) == ["server"], cut
+        assert caplog.text.count("ERROR") == caplog.text.count(f"cannot reach {wire.url}: ") == 1, cut
+        caplog.clear()
     assert kube.uids() == before
     assert {request.verb for request in wire.requests} == {"GET"}
 
@@ -127,8 +130,6 @@ def test_only_pages_that_changed_are_parsed(
     make_pass(operator, once=True)
     assert "x-0" not in parsed()
     kube.ready(*(f"x-{i}" for i in range(6)))
-    settle(operator)
-    assert sum(len(pages) for pages in operator.cluster.pages.values()) == 3 + 1, "those of earlier lists are not kept"
 
 
 def test_a_list_that_fails_half_way_again_and_again_is_no_list(
@@ -147,11 +148,9 @@ def test_a_list_that_fails_half_way_again_and_again_is_no_list(
         return expired
 
     wire.fault = fault
-    kept = sum(len(pages) for pages in operator.cluster.pages.values())
     for replicas in range(2, 7):
         kube.change("a", replicas=replicas)
         assert not make_pass(operator, once=True)
-    assert sum(len(pages) for pages in operator.cluster.pages.values()) <= kept + 1
     assert kube.names() == ["a-0", "b-0"]
 
 
