@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -29,21 +30,23 @@ class Request(NamedTuple):
 
 
 class Wire:
-    def __init__(self, server: str, authority: str) -> None:
+    def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self.keep = True  # them
         self.connections: list[Any] = []  # the addresses of those that were accepted
         self.over = threading.Event()  # the test is
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
-        self.server = server
+        self.server, self.tls = server, tls
         self.listen(0)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.http.server_port}"
 
     def listen(self, port: int) -> None:
         self.up = True
         self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"wire": self}))
         self.http.daemon_threads = True
+        if self.tls:
+            self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
     def spoil(self, verb: str, part: str, code: int, body: bytes, after: float = 0) -> None:

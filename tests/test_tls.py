@@ -1,0 +1,154 @@
+"""Certificates of API servers: what kubectl accepts is accepted on every Python, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import ipaddress
+import re
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Clock, Command, Kube, kubeconfig, make_pass
+from controlplane import new_key
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from wire import Wire
+
+import milvus_operator as mo
+
+Start = Callable[..., Command]
+Obj = dict[str, Any]
+LOCALHOST = ipaddress.ip_address("127.0.0.1")
+
+
+def certificate(
+    folder: Path,
+    authority: Any = None,
+    days: int = 1,
+    host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
+    key_usage: bool = True,
+    critical: bool = True,
+    key_identifiers: bool = True,
+) -> tuple[Any, Any]:
+    """A new certificate and its key, signed by an authority, or by itself as one; written to crt and key."""
+    folder.mkdir(exist_ok=True)
+    now, key = datetime.now(UTC), new_key(folder / "key")
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")])
+    issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
+    builder = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=10)).not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=not authority, path_length=None), critical=critical)
+    )  # fmt: skip
+    if authority:
+        builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
+    if key_usage:
+        usage = dict.fromkeys(("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)  # fmt: skip
+        signs = {"key_cert_sign": not authority, "crl_sign": not authority}
+        allowed = x509.KeyUsage(digital_signature=True, key_encipherment=True, **usage, **signs)
+        builder = builder.add_extension(allowed, critical=True)
+    if key_identifiers:
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        builder = builder.add_extension(own, critical=False).add_extension(of_issuer, critical=False)
+    signed = builder.sign(signer, hashes.SHA256())
+    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return signed, key
+
+
+Serve = Callable[[Path, Path], str]
+
+
+@pytest.fixture
+def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
+    """Puts a certificate before the API server; returns a kubeconfig that trusts another one."""
+    wires = []
+
+    def start(served: Path, trusted: Path) -> str:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(served / "crt", served / "key")
+        wires.append(Wire(kube.api.configuration.host, str(kube.plane.folder / "pki" / "apiserver.crt"), tls))
+        bundle = base64.b64encode((trusted / "crt").read_bytes()).decode()
+        changes = {"server": wires[-1].url, "certificate_authority_data": bundle}
+        return kubeconfig(tmp_path / "config", kube.plane, **changes)
+
+    yield start
+    for wire in wires:
+        wire.close()
+
+
+@pytest.mark.parametrize(
+    ("of_authority", "of_server"),
+    [
+        ({}, {}),
+        ({}, {"key_identifiers": False}),
+        ({"key_identifiers": False}, {"key_identifiers": False}),
+        ({"key_usage": False}, {}),
+        ({"critical": False}, {}),
+    ],
+    ids=["as of today", "no authority key identifier", "no key identifiers", "no key usage", "not critical"],
+)
+def test_a_certificate_as_older_clusters_have_it_is_accepted(
+    kube: Kube, command: Start, serve: Serve, tmp_path: Path, of_authority: Obj, of_server: Obj
+) -> None:
+    """By default Python 3.13 and later accept only the first of them, kubectl all."""
+    authority = certificate(tmp_path / "authority", **of_authority)
+    certificate(tmp_path / "server", authority, **of_server)
+    kube.create()
+    process = command("--once", "--kubeconfig", serve(tmp_path / "server", tmp_path / "authority"))
+    assert process.end() == 0, process.log
+    assert kube.names() == ["x-0"]
+
+
+@pytest.mark.parametrize(
+    ("authority", "of_server", "reason"),
+    [
+        ("authority", {"days": -1}, "certificate has expired"),
+        ("another", {}, "self-signed certificate in certificate chain|unable to get local issuer certificate|"
+                        "certificate signature failure"),
+        ("authority", {"host": x509.DNSName("elsewhere.example")}, "IP address mismatch"),
+    ],
+    ids=["expired", "of another authority", "of another host"],
+)  # fmt: skip
+def test_a_certificate_that_proves_nothing_is_refused_with_the_reason(
+    kube: Kube, command: Start, serve: Serve, tmp_path: Path, authority: str, of_server: Obj, reason: str
+) -> None:
+    certificate(tmp_path / "another")
+    certificate(tmp_path / "server", certificate(tmp_path / "authority"), **of_server)
+    kube.create()
+    process = command("--once", "--kubeconfig", serve(tmp_path / "server", tmp_path / authority))
+    assert process.end() == 1
+    (line,) = (line for line in process.log.splitlines() if "ERROR" in line)
+    assert re.search(f"cannot reach https://127.0.0.1:.*certificate verify failed: ({reason})", line)
+    assert "Traceback" not in process.log
+    assert kube.names() == []
+
+
+def test_an_authority_that_is_replaced_is_trusted_within_a_minute(
+    kube: Kube, serve: Serve, clock: Clock, tmp_path: Path
+) -> None:
+    """Its bundle is a file that somebody writes anew."""
+    certificate(tmp_path / "earlier")
+    certificate(tmp_path / "server", certificate(tmp_path / "authority"))
+    file = Path(serve(tmp_path / "server", tmp_path / "authority"))
+    content = yaml.safe_load(file.read_text())
+    cluster = content["clusters"][0]["cluster"]
+    del cluster["certificate-authority-data"]
+    cluster["certificate-authority"] = str(tmp_path / "bundle")
+    file.write_text(yaml.safe_dump(content))
+    bundle = tmp_path / "bundle"
+    bundle.write_bytes((tmp_path / "earlier" / "crt").read_bytes())
+    operator = mo.Operator(
+        mo.Cluster(functools.partial(mo.connect, str(file), None, 32), 10, False, clock), [kube.ns], 5, 4
+    )
+    assert not make_pass(operator)
+    bundle.write_bytes((tmp_path / "authority" / "crt").read_bytes())
+    clock.skip(60)
+    assert make_pass(operator)
