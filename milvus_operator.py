@@ -1085,7 +1085,7 @@ class Rest(NamedTuple):
 class Memory:
     """What is kept of a Milvus from one pass to the next; in brackets, what happens when it is lost: no harm."""
 
-    generation: int = 0  # that the rests are about (things are tried once more)
+    spec: tuple[int, bool] = (0, False)  # the generation that the rests are about, and whether there is a status
     rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (it is tried once more)
     replaced: Rest | None = None  # until then finished pods are not replaced (they are, once more)
     vetted: str = ""  # the fingerprint of the template that the API server accepts (it is asked once more)
@@ -1100,8 +1100,9 @@ class Memory:
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
         """Forget what is over: refusals of an earlier spec, or a quota's before a pod went; replacements long ago."""
-        if milvus["metadata"].get("generation", 0) != self.generation:
-            self.generation, self.rests = milvus["metadata"].get("generation", 0), {}
+        spec = (milvus["metadata"].get("generation", 0), "status" in milvus)
+        if spec != self.spec:
+            self.spec, self.rests = spec, {}
         if len(versions) < len(self.settled):
             self.release(["create"])
         if self.replaced and now >= self.replaced.until - self.replaced.delay + 600:
@@ -1243,9 +1244,6 @@ class Operator:
             owner = owner_uid(pod)
             index[namespace_of(pod), owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)].append(pod)
         this.happened += ["milvus"] * len(wanted) + ["pod"] * len(found)
-        if any("status" not in milvus for milvus in wanted) and not self.warned:
-            log.warning("the CRD %s.%s has no status: none is written until `kubectl apply -f crd.yaml`", PLURAL, GROUP)
-            self.warned = True
         for milvus in wanted:
             memory, where = memories[uid_of(milvus)], namespace_of(milvus)
             pods = index.get((where, uid_of(milvus)), []) + index.get((where, name_of(milvus)), [])
@@ -1416,17 +1414,22 @@ class Operator:
         if not any(words.trouble for words in problems.values()):
             self.say(job, status["conditions"][1])
         present = mapping(milvus.get("status"))
-        if "status" not in milvus or all(present.get(key) == value for key, value in status.items()):
+        if all(present.get(key) == value for key, value in status.items()):
             memory.release(["status"])
             self.settle(this, job)
             return
         if "status" in memory.resting(self.clock()) | memory.flying:
-            this.happened.append("failed")
+            this.happened += ["failed"] * ("status" in milvus)
             return
         memory.flying.add("status")
         _, error = attempt(functools.partial(self.cluster.patch_status, milvus, status))
         memory.flying.discard("status")
-        if error and (error.is_conflict or error.code == 404):
+        if error and error.code == 404 and "status" not in milvus:  # of the original CRD
+            memory.hold("status", "status", Words("", ""), False, self.clock())
+            if not self.warned:
+                log.warning("the CRD %s.%s has no status: `kubectl apply -f crd.yaml` adds it", PLURAL, GROUP)
+            self.warned = True
+        elif error and (error.is_conflict or error.code == 404):
             this.happened.append("changed")
         elif error:
             text = f"cannot write the status of milvus {full_name(milvus)}"

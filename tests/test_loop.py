@@ -1067,7 +1067,7 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
     assert f"milvus {kube.ns}/huge: Invalid: spec.replicas must be" in text
     assert f"milvus {kube.ns}/dotted.name: Invalid: the name must be" in text
     assert f"milvus {kube.ns}/{'l' * 253}: Invalid: the name must be" in text
-    assert text.count("the CRD milvuses.zilliz.com has no status: none is written until `kubectl apply") == 1
+    assert text.count("the CRD milvuses.zilliz.com has no status: `kubectl apply -f crd.yaml` adds it") == 1
     assert "status" not in kube.get("milvus-crd-test")
     other_crd(yaml.safe_load((TOP / "crd.yaml").read_text()))
     before = kube.uids()
