@@ -8,7 +8,7 @@ BIN := .venv/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 
-.PHONY: help demo test lint bench soak install uninstall run image deploy undeploy clean
+.PHONY: help demo test matrix lint bench soak install uninstall run image deploy undeploy clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -19,6 +19,10 @@ demo: .venv/ready ## the life of a Milvus on a local control plane (WAIT=no ends
 test: .venv/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
 	@$(BIN)/python tests/controlplane.py build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+matrix: .venv/ready ## what may differ, on each Python of this machine; into docs/tested.md
+	@$(BIN)/python tests/controlplane.py build
+	$(BIN)/python tests/matrix.py
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .

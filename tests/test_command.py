@@ -35,6 +35,7 @@ def fails(process: Command, code: int, *texts: str) -> None:
 # What it is asked for ------------------------------------------------------------------
 
 
+@pytest.mark.platform
 def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) -> None:
     kube.create(replicas=3)
     process = command("--once")
@@ -91,6 +92,7 @@ def test_it_rests_until_the_next_pass_is_due(kube: Kube, command: Start) -> None
     assert process.log.count("pass over") == 1
 
 
+@pytest.mark.platform
 def test_it_runs_until_sigterm_and_exits_0(kube: Kube, command: Start) -> None:
     process = command("--interval", "0.2")
     process.says("every 0.2 s")

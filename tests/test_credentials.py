@@ -29,6 +29,7 @@ import milvus_operator as mo
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
+pytestmark = pytest.mark.platform
 
 
 def content_of(kube: Kube) -> Obj:

@@ -42,6 +42,7 @@ def metrics(port: int) -> dict[str, float]:
     }
 
 
+@pytest.mark.platform
 def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     port = free_ports(1)[0]
     kube.create(replicas=2)
@@ -197,6 +198,7 @@ def test_options_that_are_wrong(command: Start, option: str, value: str) -> None
     assert re.search(rf"Error: Invalid value for '{option}'", process.log)
 
 
+@pytest.mark.platform
 def test_log_lines_as_json(kube: Kube, command: Start) -> None:
     kube.create()
     kube.create("bad", milvusSpec="hunter2: {PROXY_PORT: hunter2, a: [{hunter2: hunter2}]}\nproxy.port: hunter2")

@@ -1081,6 +1081,7 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
     assert kube.uids() == before
 
 
+@pytest.mark.platform
 def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_crd: Any) -> None:
     other_crd(original_crd(**{"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
     for depth in (900, 4000, 9900):

@@ -119,6 +119,7 @@ def test_the_rules_are_what_the_operator_uses_no_more_and_no_less(
 @pytest.mark.parametrize(
     "missing", sorted(rights(manifest("deploy-namespaced.yaml", ""))), ids=lambda right: " ".join(right)
 )
+@pytest.mark.platform
 def test_a_missing_right_is_named_and_the_rest_goes_on(
     kube: Kube, missing: Right, caplog: pytest.LogCaptureFixture
 ) -> None:

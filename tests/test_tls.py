@@ -24,6 +24,7 @@ import milvus_operator as mo
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
+pytestmark = pytest.mark.platform
 LOCALHOST = ipaddress.ip_address("127.0.0.1")
 
 
