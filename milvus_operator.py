@@ -32,7 +32,6 @@ import functools
 import gc
 import hashlib
 import json
-import logging
 import logging.handlers
 import math
 import random
@@ -51,7 +50,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -73,12 +72,10 @@ Obj = dict[str, Any]  # a Kubernetes object, or a part of one, as its JSON says 
 GROUP, VERSION, KIND, PLURAL = "zilliz.com", "v1", "Milvus", "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-NAME_LABEL = "app.kubernetes.io/name"
-INSTANCE_LABEL = "app.kubernetes.io/instance"
+NAME_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MANAGER = "milvus-operator"
-HOST = socket.gethostname()  # the pod's name, in a cluster
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec, word for word
 
@@ -160,6 +157,10 @@ def full_name(obj: Obj) -> str:
     return f"{namespace_of(obj)}/{name_of(obj)}"
 
 
+def generation_of(milvus: Obj) -> int:
+    return int(milvus["metadata"].get("generation", 0))
+
+
 def labels_of(obj: Obj) -> Obj:
     return obj["metadata"].get("labels") or {}
 
@@ -183,14 +184,15 @@ def is_finished(pod: Obj) -> bool:
     return phase_of(pod) in ("Failed", "Succeeded")
 
 
-def pod_condition(pod: Obj, kind: str) -> Obj:
-    """The condition of this type, or an empty one."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == kind), {})
+def condition_of(obj: Obj, kind: str) -> Obj:
+    """The condition of this type in its status, or an empty one."""
+    conditions = mapping(obj.get("status")).get("conditions")
+    some = conditions if isinstance(conditions, list) else []
+    return next((condition for condition in some if mapping(condition).get("type") == kind), {})
 
 
 def is_ready(pod: Obj) -> bool:
-    return pod_condition(pod, "Ready").get("status") == "True" and not is_ending(pod) and not is_finished(pod)
+    return condition_of(pod, "Ready").get("status") == "True" and not is_ending(pod) and not is_finished(pod)
 
 
 def phase_of(pod: Obj) -> str:
@@ -206,8 +208,12 @@ def mapping(value: Any) -> Obj:
     return value if isinstance(value, dict) else {}
 
 
-# ---------- The core: what a Milvus wants, what to do about what there is, and what its status says ----------
-# No clock, no network and no log in here.
+def pick(obj: Obj, keys: Iterable[str]) -> Obj:
+    """These keys of a mapping, as far as it has them."""
+    return {key: value for key in keys if (value := obj.get(key)) is not None}
+
+
+# ---------- The core: what a Milvus wants, what to do, what its status says; no clock, no network, no log ----------
 
 
 # --- What the spec asks for ---
@@ -239,8 +245,7 @@ def deeper_than(levels: int, value: Any) -> bool:
 def template_hash(milvus: Obj) -> str:
     """The fingerprint of what the user wrote about the pods, and not of the pod that is made from it: a new version
     of the operator, which may make another pod, must not restart databases."""
-    spec = mapping(milvus.get("spec"))
-    written = {key: spec[key] for key in ("image", "milvusSpec", "pod") if spec.get(key) is not None}
+    written = pick(mapping(milvus.get("spec")), ("image", "milvusSpec", "pod"))
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -255,9 +260,7 @@ def claim_name(pod: Obj) -> str:
 def ordinal_of(milvus: Obj, pod: Obj) -> int | None:
     """The pod's ordinal, or None when its name is not made from this Milvus's name."""
     start, _, end = name_of(pod).rpartition("-")
-    if start != name_of(milvus) or not end.isdecimal():
-        return None
-    return int(end) if str(int(end)) == end else None
+    return int(end) if start == name_of(milvus) and end.isdecimal() and str(int(end)) == end else None
 
 
 def selector_of(milvus: Obj) -> dict[str, str]:
@@ -328,10 +331,9 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
     if not storage:
         return None
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage.get("size")}}}
-    if storage.get("storageClassName") is not None:
-        spec["storageClassName"] = storage["storageClassName"]
     labels = pod_labels(milvus, ordinal_of(milvus, pod) or 0)
     metadata = {"name": claim_name(pod), "namespace": namespace_of(milvus), "labels": labels}
+    spec |= pick(storage, ["storageClassName"])
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
@@ -551,7 +553,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
 
 def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
     """What a pod of ours needs when it has lost its labels, or its claim."""
-    said = pod_condition(pod, "PodScheduled").get("message") or ""  # by the scheduler
+    said = condition_of(pod, "PodScheduled").get("message") or ""  # by the scheduler
     if not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
         yield Action("label", pod, "lost its labels")
     elif any(f'"{claim_name(pod)}" {what}' in said for what in ("not found", "is being deleted")):
@@ -562,9 +564,9 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits
     """The next step in replacing the pods that have an earlier template: like a StatefulSet from the highest ordinal,
     one Ready pod at a time, the next when all are Ready again. Unlike one it first takes all that are not Ready: they
     serve nobody, and a roll that waits for a broken pod can't be rolled back (kubernetes/kubernetes#67250)."""
-    running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine and not is_ending(mine[i])]
+    running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine]
+    running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
     stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
-    stale = [pod for pod in stale if not is_finished(pod)]
     broken = [pod for pod in stale if not is_ready(pod)]
     if broken:
         return [Action("delete", pod, "earlier template, not Ready") for pod in broken]
@@ -604,7 +606,7 @@ def words_of(pod: Obj) -> Words:
             return Words(waiting.get("reason") or "Waiting", waiting.get("message") or "")
         if (ended := state.get("terminated")) and ended.get("exitCode"):
             return Words(ended.get("reason") or "Error", f"exit code {ended['exitCode']}")
-    for condition in (pod_condition(pod, kind) for kind in ("PodScheduled", "Ready")):
+    for condition in (condition_of(pod, kind) for kind in ("PodScheduled", "Ready")):
         if condition and condition["status"] != "True":
             return Words(condition.get("reason") or phase_of(pod), condition.get("message") or "")
     return Words(phase_of(pod), "")
@@ -632,12 +634,11 @@ def readiness(milvus: Obj, mine: dict[int, Obj], problems: dict[str, Words]) -> 
 
 def reconciliation(milvus: Obj, problems: dict[str, Words]) -> Words:
     """What the Reconciled condition says; of several refusals the first by name, always. Raises Invalid."""
-    text = settings_of(milvus) is None
-    refused = [problems[key] for key in sorted(problems) if problems[key].reason != CLAIM_TERMINATING]
-    if refused or not text:
-        return refused[0] if refused else Words(RECONCILED, "the pods are as the spec asks, or on their way")
-    kept = f"it is kept on the pods as the annotation {MILVUS_SPEC} and sets nothing"
-    return Words(SPEC_IS_TEXT, f"spec.milvusSpec is not a YAML mapping: {kept}")
+    usual = Words(RECONCILED, "the pods are as the spec asks, or on their way")
+    if settings_of(milvus) is None:
+        kept = f"it is kept on the pods as the annotation {MILVUS_SPEC} and sets nothing"
+        usual = Words(SPEC_IS_TEXT, f"spec.milvusSpec is not a YAML mapping: {kept}")
+    return next((problems[key] for key in sorted(problems) if problems[key].reason != CLAIM_TERMINATING), usual)
 
 
 def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now: str) -> Obj:
@@ -654,36 +655,21 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now:
     said = {"Ready": (ready, words), "Reconciled": (reconciled.reason in (RECONCILED, SPEC_IS_TEXT), reconciled)}
     if reconciled.reason in STALLED:
         said["Stalled"] = (True, reconciled)
-    return {
-        "observedGeneration": milvus["metadata"].get("generation", 0),
-        "replicas": len(there),
-        "readyReplicas": sum(map(is_ready, there)),
-        "updatedReplicas": updated,
+    counts = {"replicas": len(there), "readyReplicas": sum(map(is_ready, there)), "updatedReplicas": updated}
+    return counts | {
+        "observedGeneration": generation_of(milvus),
         "pods": [name_of(pod) for pod in there],
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items())),
         "conditions": [new_condition(milvus, kind, *words, now) for kind, words in said.items()],
     }
 
 
-def conditions_of(milvus: Obj) -> list[Obj]:
-    """Those in its present status, which under the original CRD may have any shape."""
-    found = mapping(milvus.get("status")).get("conditions")
-    return [condition for condition in found if isinstance(condition, dict)] if isinstance(found, list) else []
-
-
 def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
     """A condition, whose lastTransitionTime changes only with its status. The message of a refusal may vary from try to
     try, and from one copy of the operator to the next: it stays while the reason does."""
-    generation = milvus["metadata"].get("generation", 0)
-    new = {
-        "type": kind,
-        "status": str(true),
-        "observedGeneration": generation,
-        "lastTransitionTime": now,
-        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown",
-        "message": said.message[:1024],
-    }
-    before = next((condition for condition in conditions_of(milvus) if condition.get("type") == kind), {})
+    generation, before = generation_of(milvus), condition_of(milvus, kind)
+    new = {"type": kind, "status": str(true), "observedGeneration": generation, "lastTransitionTime": now}
+    new |= {"reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown", "message": said.message[:1024]}
     if before.get("status") == str(true) and isinstance(before.get("lastTransitionTime"), str):
         new["lastTransitionTime"] = before["lastTransitionTime"]
     same = before.get("reason") == new["reason"] and before.get("observedGeneration") == generation
@@ -692,9 +678,10 @@ def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> 
     return new
 
 
-def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> Obj:
-    """What `kubectl describe` tells about a Milvus, as an object of events.k8s.io/v1; `now` with microseconds."""
-    namespace = namespace_of(milvus)
+def new_event(milvus: Obj, reason: str, message: str, warning: bool, names: list[str], now: str) -> Obj:
+    """What `kubectl describe` tells about a Milvus and these pods; `now` with microseconds."""
+    pods = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
+    note, namespace = f"{pods}: {message}" if pods else message, namespace_of(milvus)
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -706,12 +693,11 @@ def new_event(milvus: Obj, reason: str, note: str, warning: bool, now: str) -> O
         "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
         "eventTime": now,
         "reportingController": f"{GROUP}/{MANAGER}",
-        "reportingInstance": HOST,
+        "reportingInstance": socket.gethostname(),  # the pod's name, in a cluster
     }
 
 
 # ---------- The shell: the only place that knows about HTTP ----------
-# Resources by GVR, through the dynamic client.
 
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any) -> Resource:
@@ -742,25 +728,20 @@ class ApiError(Exception):
         self.is_taken = reason == "AlreadyExists"  # there is an object of that name
         self.is_conflict = code == 409 and reason not in ("AlreadyExists", CLAIM_TERMINATING)  # something has changed
         self.is_stranger = code == 401 or "system:anonymous" in message  # the server does not accept who we are
+        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may well succeed soon
+        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may well succeed soon
 
     @classmethod
     def of(cls, error: ApiException) -> ApiError:
         """From the client's exception, whose body is a Status object when the API server wrote it."""
-        status, _ = attempt(lambda: parse((error.body or "").encode()))
-        status = status or {}
+        status = attempt(lambda: parse((error.body or "").encode()))[0] or {}
         message = status.get("message") or error.reason or f"HTTP {error.status}"
         return cls(error.status or 0, " ".join(str(message).split())[:1000], str(status.get("reason") or ""))
 
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same request may well succeed soon; otherwise it was refused."""
-        return self.code in (0, 401, 409, 429) or self.code >= 500
-
     def words(self) -> Words:
         """What it means for the Milvus that it hit."""
-        reason = INVALID if self.code in (400, 422) else FORBIDDEN if self.code == 403 else API_ERROR
-        if self.code == 403 and "exceeded quota" in str(self):
-            reason = QUOTA_EXCEEDED
+        forbidden = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
+        reason = {400: INVALID, 422: INVALID, 403: forbidden}.get(self.code, API_ERROR)
         return Words(self.reason if self.reason == CLAIM_TERMINATING else reason, str(self), self.trouble)
 
 
@@ -801,10 +782,9 @@ def shallow(body: bytes) -> bytes:
 def parse(body: bytes) -> Obj:
     """The JSON object as a dict. One object nested too deeply for Python must not hide all others of its list."""
     try:
-        try:
+        with contextlib.suppress(RecursionError):
             return mapping(json.loads(body))
-        except RecursionError:
-            return mapping(json.loads(shallow(body)))
+        return mapping(json.loads(shallow(body)))
     except (ValueError, RecursionError):
         raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
 
@@ -827,11 +807,6 @@ OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 OUR_LABELS = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL, POD_INDEX_LABEL)
 POD_STATUS = ("phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses")
 READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-
-
-def pick(obj: Obj, keys: Iterable[str]) -> Obj:
-    """These keys of a mapping, as far as it has them."""
-    return {key: value for key in keys if (value := obj.get(key)) is not None}
 
 
 def slim_milvus(milvus: Obj) -> Obj:
@@ -1062,8 +1037,7 @@ def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
-# ---------- The loop: what a pass does with each Milvus, and what if it fails ----------
-# Each Milvus that is not at rest is a job, which a worker (a thread of the pass) serves straight through.
+# ---------- The loop: each Milvus that is not at rest is a job, which a worker (a thread of the pass) serves ----------
 
 
 class Rest(NamedTuple):
@@ -1100,7 +1074,7 @@ class Memory:
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
         """Forget what is over: refusals of an earlier spec, or a quota's before a pod went; replacements long ago."""
-        spec = (milvus["metadata"].get("generation", 0), "status" in milvus)
+        spec = (generation_of(milvus), "status" in milvus)
         if spec != self.spec:
             self.spec, self.rests = spec, {}
         if len(versions) < len(self.settled):
@@ -1149,9 +1123,8 @@ class Pass:
     started: float
     workers: ThreadPoolExecutor
     deadline: float = math.inf  # after it nothing new is written
-    left: int = 0  # jobs that are not done
     spare: bool = False  # whether there are more workers than jobs
-    done: SimpleQueue[Job] = field(default_factory=SimpleQueue)
+    done: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # counts the jobs that are
     happened: list[str] = field(default_factory=list)
     troubles: dict[str, str] = field(default_factory=dict)  # what was wrong with the lists
 
@@ -1210,13 +1183,12 @@ class Operator:
         this = Pass(self.clock(), ThreadPoolExecutor(self.workers))
         self.cluster.reconnect()
         jobs = self.list_jobs(this)
-        now = self.clock()
+        this.spare, listed = len(jobs) < self.workers, self.clock()
         if not once:
-            this.deadline = max(this.started + self.interval, now + (now - this.started))
-        this.left, this.spare = len(jobs), len(jobs) < self.workers
+            this.deadline = max(this.started + self.interval, listed + (listed - this.started))
         for job in sorted(jobs, key=lambda job: job.memory.served):
             this.workers.submit(self.work, this, job, self.serve_pods, self.write_status, self.write_events)
-        self.wait_for(this, this.deadline + self.GRACE)
+        self.wait_for(this, len(jobs), this.deadline + self.GRACE)
         this.workers.shutdown(wait=False)
         self.report(this)
         return this
@@ -1256,24 +1228,22 @@ class Operator:
                 jobs.append(Job(milvus, {name_of(pod): pod for pod in pods}, memory, newer, versions))
         return jobs
 
-    def wait_for(self, this: Pass, end: float) -> None:
+    def wait_for(self, this: Pass, left: int, end: float) -> None:
         """Wait until all jobs are done, or it is that late: what hangs then is left alone, and so is its pod."""
         told = self.clock()
-        while this.left and (now := self.clock()) < end:
+        while left and (now := self.clock()) < end:
             self.turned = now
             if now - told >= 5:
                 told = now
                 gc.collect()
-                log.info("writing: %s so far, %d Milvus to go", this.counted(), this.left)
-            with contextlib.suppress(Empty):
-                this.done.get(timeout=min(end - now, 1))
-                this.left -= 1
+                log.info("writing: %s so far, %d Milvus to go", this.counted(), left)
+            left -= this.done.acquire(timeout=min(end - now, 1))
 
     def work(self, this: Pass, job: Job, *stages: Callable[[Pass, Job], None]) -> None:
         """One stage of a job. If that wrote, it goes to the back of the line, so that the pods of all come before
         the statuses; but one in twenty goes on at once: a long burst must not hide all statuses."""
         if not stages or self.is_over(this):
-            this.done.put(job)
+            this.done.release()
             return
         _, error = attempt(functools.partial(stages[0], this, job))
         if error and not self.is_over(this):  # whatever is in it, one Milvus never harms another
@@ -1364,9 +1334,9 @@ class Operator:
                     raise ApiError(409, "the announcement took too long")
                 return self.cluster.delete(job.milvus, action.pod), True
         except ApiError as error:
-            if action.verb == "create" and error.is_taken:
-                return self.cluster.look(action.pod), False
-            raise
+            if action.verb != "create" or not error.is_taken:
+                raise
+            return self.cluster.look(action.pod), False
 
     def succeeded(self, this: Pass, job: Job, action: Action) -> None:
         memory, verb = job.memory, action.verb
@@ -1453,7 +1423,8 @@ class Operator:
     def say(self, job: Job, reconciled: Obj) -> None:
         """Say what is new about a Milvus, in the log and by an event, and when it is over."""
         memory, before, warning = job.memory, job.memory.said, reconciled["status"] == "False"
-        reason, message, known = reconciled["reason"], reconciled["message"], reconciled in conditions_of(job.milvus)
+        reason, message = reconciled["reason"], reconciled["message"]
+        known = reconciled == condition_of(job.milvus, "Reconciled")
         memory.said = "" if reason == RECONCILED else f"{reason}: {message}"
         if memory.said == before:
             return
@@ -1471,12 +1442,9 @@ class Operator:
         while memory.stories and not self.is_over(this) and "events" not in memory.resting(self.clock()):
             story = next(iter(dict(memory.stories)))
             names = memory.stories.pop(story, [])
-            pods = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
-            note = f"{pods}: {story[1]}" if pods else story[1]
-            event = new_event(job.milvus, story[0], note, story[2], timestamp("microseconds"))
-            events, namespace = self.cluster.events, namespace_of(job.milvus)
-            create = functools.partial(self.cluster.request, "create", events, namespace, body=event)
-            _, error = attempt(create) if not self.cluster.dry_run else (None, None)
+            event = new_event(job.milvus, *story, names, timestamp("microseconds"))
+            create = functools.partial(self.cluster.request, "create", self.cluster.events, namespace_of(job.milvus))
+            _, error = attempt(functools.partial(create, body=event)) if not self.cluster.dry_run else (None, None)
             memory.release(["events"])
             if error and error.trouble:
                 memory.stories[story] = names[-10:]
@@ -1491,7 +1459,7 @@ class Operator:
             log.error(troubles[key])
         for key in self.troubles.keys() - troubles.keys():
             log.info("works again, was: %s", self.troubles[key])
-        self.troubles = troubles | {key: text for key, text in self.troubles.items() if key in troubles}
+        self.troubles = {key: self.troubles.get(key, text) for key, text in troubles.items()}
         now, counted, count = self.clock(), this.counted(), Counter(this.happened)
         self.good = self.good if troubles else now
         level = logging.DEBUG if counted == "nothing written" else logging.INFO
@@ -1593,26 +1561,25 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
     settings, stack, complaints = Configuration(), contextlib.ExitStack(), logging.handlers.BufferingHandler(100)
     files = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
+    found = any(map(os.path.exists, files.split(os.pathsep)))
+    if not found and not in_pod:
+        raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
     logging.root.addHandler(complaints)  # the loader only logs that an exec plugin failed
     try:
-        if any(map(os.path.exists, files.split(os.pathsep))):
+        if found:
             folder = stack.enter_context(tempfile.TemporaryDirectory())  # certificates that the loader writes
             kubeconfig_loader.load_kube_config(files, context, settings, False, folder)
             contexts, current = kubeconfig_loader.list_kube_config_contexts(files)
             chosen = next(c for c in contexts if c["name"] == context) if context else current
             namespace = chosen["context"].get("namespace")
-        elif in_pod:
+        else:
             kubeconfig_loader.load_incluster_config(settings)
             namespace = Path(SERVICE_ACCOUNT, "namespace").read_text().strip()
-        else:
-            raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
         said = " ".join(record.getMessage() for record in complaints.buffer)
         client, made_from = new_client(settings, connections), credentials_of(settings)
         return Connection(client, namespace or "default", made_from, " ".join(said.split()))
     except ImportError:
         raise Unusable(f"cannot use {files}: a SOCKS proxy needs the package PySocks (pip install PySocks)") from None
-    except click.ClickException:
-        raise
     except Exception as error:  # the loader raises whatever a strange file makes it stumble on
         known = isinstance(error, ConfigException | OSError | yaml.YAMLError | urllib3.exceptions.HTTPError)
         text = public(" ".join(str(error).split())) if known else "it is not a kubeconfig"
@@ -1720,9 +1687,8 @@ def start_log(verbose: bool, log_format: str) -> None:
               help="For each read of an answer, and for connecting.")  # fmt: skip
 @click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, help="How many writes at once.")
 @click.option("--health-port", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /healthz, /readyz, /metrics.")
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", help="For people, or for collectors."
-)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text",
+              help="For people, or for collectors.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Log the passes that did nothing, too.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
