@@ -4,10 +4,9 @@
     python milvus_operator.py          # serve the namespace of the kubeconfig's current context
     python milvus_operator.py -A       # serve all namespaces
 
-It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources;
-finds the pods of each Milvus by the UID of their owner; and serves each Milvus that is not at rest: it decides, with
-pure functions over plain dicts, what to do about its pods, does it, and decides again upon the answers. When the
-pods of all are done, the statuses that differ are written, then events; then it waits.
+It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources, and
+serves each Milvus that is not at rest: it decides, with pure functions over plain dicts, what to do about its pods,
+does it, and decides again upon the answers. Then it writes the statuses that differ, and events.
 
 Nothing has to be remembered between passes: names are fixed, every delete carries a UID, and every decision
 starts from fresh lists. So a write that is lost, repeated, or made by a second copy of the operator does no harm.
@@ -167,8 +166,7 @@ def labels_of(obj: Obj) -> Obj:
 
 def controller_of(obj: Obj) -> Obj:
     """The owner reference whose `controller` is true, of which an object has at most one, or an empty one."""
-    owners = obj["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), {})
+    return next((owner for owner in obj["metadata"].get("ownerReferences") or [] if owner.get("controller")), {})
 
 
 def owner_uid(obj: Obj) -> str | None:
@@ -243,8 +241,7 @@ def deeper_than(levels: int, value: Any) -> bool:
 
 
 def template_hash(milvus: Obj) -> str:
-    """The fingerprint of what the user wrote about the pods, and not of the pod that is made from it: a new version
-    of the operator, which may make another pod, must not restart databases."""
+    """The fingerprint of what the user wrote, not of the pod made from it: a new operator must not restart pods."""
     written = pick(mapping(milvus.get("spec")), ("image", "milvusSpec", "pod"))
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -376,8 +373,7 @@ def parse_settings(text: str) -> dict[str, str] | None:
 
 
 def is_harmless_mapping(text: str) -> bool:
-    """Whether the text is a YAML mapping; checked event by event, because PyYAML recurses and expands aliases. Raises
-    Invalid for too many levels, and for a mapping with anchors or aliases; YAMLError for what is not YAML."""
+    """Whether the text is a YAML mapping, event by event: PyYAML recurses and expands aliases. Raises Invalid."""
     depth, tops = 0, list[bool]()
     for event in yaml.parse(text, YAML_LOADER):
         line = event.start_mark.line if event.start_mark else 0
@@ -393,8 +389,7 @@ def is_harmless_mapping(text: str) -> bool:
 
 
 def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """The dotted name of each setting below a mapping node, its value (a scalar as it is written, a list of scalars
-    joined with commas), and its line. Raises Invalid."""
+    """The dotted name of each setting below a mapping node, its value as it is written, its line. Raises Invalid."""
     for key, node in mapping_node.value if mapping_node else ():
         line = key.start_mark.line
         if not isinstance(key, yaml.ScalarNode) or not key.value:
@@ -414,13 +409,12 @@ NO_SEPARATORS = str.maketrans("", "", "_./")
 
 
 def setting(name: str) -> str:
-    """What an environment variable's name comes to for Milvus: PROXY_PORT and milvus.proxy.port are one setting."""
+    """What a variable's name comes to for Milvus: PROXY_PORT and milvus.proxy.port are one setting."""
     return MILVUS_PREFIX.sub("", name, count=1).translate(NO_SEPARATORS).lower()
 
 
 def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]:
-    """The variables of both, those of the user instead of ours for the same setting. Kubernetes takes $(NAME) for a
-    reference to another variable, and $$ for a $."""
+    """The variables of both, the user's instead of ours for the same setting; Kubernetes takes $$ for a $."""
     theirs = {setting(name) for name in settings}
     chosen = {name: value for name, value in defaults.items() if setting(name) not in theirs} | settings
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in chosen.items()]
@@ -519,8 +513,7 @@ class Limits(NamedTuple):
 
 
 def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> list[Action]:  # noqa: B008  # immutable
-    """What to do now about the pods of a Milvus, in the order of doing. Raises Invalid. `pods` are those that it owns
-    and those that carry its name as their instance label."""
+    """What to do now about the pods that a Milvus owns, or that carry its name, in this order. Raises Invalid."""
     replicas, fingerprint, may = replicas_of(milvus), template_hash(milvus), limits.disruptable
     mine, taken = members(milvus, pods), {*limits.held, *map(name_of, pods)}
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
@@ -561,9 +554,9 @@ def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
 
 
 def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits: Limits) -> list[Action]:
-    """The next step in replacing the pods that have an earlier template: like a StatefulSet from the highest ordinal,
-    one Ready pod at a time, the next when all are Ready again. Unlike one it first takes all that are not Ready: they
-    serve nobody, and a roll that waits for a broken pod can't be rolled back (kubernetes/kubernetes#67250)."""
+    """The next step in replacing pods of an earlier template: like a StatefulSet from the highest ordinal, one Ready
+    pod at a time. Unlike one it first takes all that are not Ready: they serve nobody, and a roll that waits for a
+    broken pod can't be rolled back (kubernetes/kubernetes#67250)."""
     running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine]
     running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
     stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
@@ -642,8 +635,7 @@ def reconciliation(milvus: Obj, problems: dict[str, Words]) -> Words:
 
 
 def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now: str) -> Obj:
-    """The status of a Milvus: its fields equal those of the present one when there is nothing to write. `problems` says
-    what failed, by pod or verb; `now` is the time of any condition that changes, in RFC 3339."""
+    """The status of a Milvus. `problems` says what failed, by pod or verb; `now` is the time, in RFC 3339."""
     mine, updated = members(milvus, pods), 0
     there = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
     try:
@@ -665,8 +657,7 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now:
 
 
 def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
-    """A condition, whose lastTransitionTime changes only with its status. The message of a refusal may vary from try to
-    try, and from one copy of the operator to the next: it stays while the reason does."""
+    """A condition; its time changes only with its status, and the words of a refusal, which vary, with its reason."""
     generation, before = generation_of(milvus), condition_of(milvus, kind)
     new = {"type": kind, "status": str(true), "observedGeneration": generation, "lastTransitionTime": now}
     new |= {"reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown", "message": said.message[:1024]}
@@ -709,8 +700,8 @@ def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **o
 
 def milvuses(api: ApiClient) -> Resource:
     """The Milvus resources, to create, get, list, patch and delete from code."""
-    status = {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}
-    return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources={"status": status})
+    subresources = {"status": {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}}
+    return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources=subresources)
 
 
 def pods(api: ApiClient) -> Resource:
@@ -719,8 +710,7 @@ def pods(api: ApiClient) -> Resource:
 
 
 class ApiError(Exception):
-    """A request that failed: the HTTP code, 0 when there was no proper answer; one line of text; the reason in the
-    server's Status object; and if it hits all alike (no server, no right, a list) the key and line of that trouble."""
+    """A request that failed: the HTTP code (0: no proper answer), one line, the server's reason, and what hits all."""
 
     def __init__(self, code: int, message: str, reason: str = "", trouble: tuple[str, str] | None = None) -> None:
         super().__init__(message)
@@ -913,8 +903,7 @@ class Cluster:
 
     def list_all(self, resource: Resource, namespace: str | None, slim: Callable[[Obj], Obj],
                  **selectors: str) -> tuple[list[Obj], int]:  # fmt: skip
-        """All objects of a list, and its revision; fails if any of its pages does. A page that equals one of the last
-        time, byte for byte, is not parsed again: so a quiet pass costs less than parsing."""
+        """All objects of a list, and its revision. A page that equals one of the last time is not parsed again."""
         before, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
         found = list[Obj]()
 
@@ -937,8 +926,7 @@ class Cluster:
                 return found, int(page.get("resourceVersion") or 0)
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj], int]:
-        """The pods that may be ours, the Milvus resources, and the revision of the list of pods. The pods come first,
-        so that no pod is deleted because of a wish that is older than the pod."""
+        """The pods that may be ours, then the Milvus (so no wish is older than a pod), and the revision of the pods."""
         found, revision = self.list_all(self.pods, namespace, slim_pod, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}")
         return found, self.list_all(self.milvuses, namespace, slim_milvus)[0], revision
 
@@ -969,8 +957,7 @@ class Cluster:
         return pod
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj:
-        """Raise if the API server would refuse the pod as it would be made now: a dry run of its creation. The name
-        is taken, by the pod that is to be replaced; that is checked last, so it means yes."""
+        """Raise if a dry run of the pod's creation is refused. That its name is taken is checked last: it means yes."""
         try:
             self.send_pod(milvus, pod, dry_run="All")
         except ApiError as error:
@@ -1010,7 +997,7 @@ class Cluster:
     def adopt(self, milvus: Obj, pod: Obj) -> Obj:
         """Like the ReplicaSet controller, only after one more look: the pods of an owner that is gone are collected."""
         now = self.request("get", self.milvuses, namespace_of(milvus), name=name_of(milvus))
-        if uid_of(now) != uid_of(milvus) or is_ending(now):
+        if is_ending(now) or uid_of(now) != uid_of(milvus):
             raise ApiError(409, "the Milvus has changed")
         return self.patch_metadata(pod, {"ownerReferences": [owner_reference(milvus)]})  # merged with others by UID
 
@@ -1178,8 +1165,7 @@ class Operator:
             time.sleep(max(0, this.started + wait - self.clock()))
 
     def run_pass(self, once: bool = False) -> Pass:
-        """Serve all namespaces. With `once` all that can be done is done; else nothing new is written from the moment
-        when the next pass is due, which goes on with fresh lists."""
+        """Serve all namespaces. Nothing new is written when the next pass is due, but with `once`."""
         this = Pass(self.clock(), ThreadPoolExecutor(self.workers))
         self.cluster.reconnect()
         jobs = self.list_jobs(this)
@@ -1257,8 +1243,7 @@ class Operator:
     # --- The way of one Milvus through a pass ---
 
     def serve_pods(self, this: Pass, job: Job) -> None:
-        """Decide what to do about its pods, do it, and decide again upon the answers, until nothing is left to do. Some
-        failures end it for this pass, but with `--once`; what has failed is tried last."""
+        """Decide what to do about its pods, do it, and decide again upon the answers; eight failures end it for now."""
         for _ in range(self.ROUNDS):
             todo, size = self.actions(job), 1
             if not todo:
