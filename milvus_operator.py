@@ -577,10 +577,10 @@ def announced_of(milvus: Obj) -> str:
 def disruptable(pods: Iterable[Obj], announced: str, newer: bool) -> set[str]:
     """The UIDs of the pods that may be deleted now although they are Ready.
 
-    Several copies of the operator never take down two Ready pods together, because each announces its pod in
-    `status.disruptedPod` first: a write that fails if the Milvus has changed since it was listed. An announced pod
-    that is still there means that the list of pods is older than its delete, or that the other copy has died
-    before it: then only that one. A list that is not `newer` than the last change of the Milvus may hide more."""
+    Several copies of the operator never take down two Ready pods together: each announces its pod first, by a write
+    that fails if the Milvus has changed since it was listed. An announced pod that is still there means that the list
+    of pods is older than its delete, or that the other copy has died: then only that one. A list that is not `newer`
+    than the last change of the Milvus may hide more."""
     there = {uid_of(pod) for pod in pods if not is_ending(pod)}
     return set() if not newer else {announced} if announced in there else there
 
@@ -760,10 +760,9 @@ def shallow(body: bytes) -> bytes:
         if token[0] in b"[{":
             depth += 1
             if depth == MAX_DEPTH + 1:
-                kept.append(body[start : token.start()])
+                kept += [body[start : token.start()], b"null"]
         elif token[0] in b"]}":
             if depth == MAX_DEPTH + 1:
-                kept.append(b"null")
                 start = token.end()
             depth -= 1
     return b"".join([*kept, body[start:]])
@@ -816,8 +815,8 @@ def slim_pod(pod: Obj) -> Obj:
 
 # --- The requests ---
 class Cluster:
-    """The requests to one API server. Its methods raise ApiError. `connect` is called again once a minute, and before
-    the next pass when the server does not accept the credentials, because files and plugins renew them."""
+    """The requests to one API server. Its methods raise ApiError. Files and plugins renew the credentials, so `connect`
+    is called again once a minute, and before the next pass when they are not accepted."""
 
     def __init__(self, connect: Callable[[], Connection], timeout: float = 30, dry_run: bool = False,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
@@ -1030,15 +1029,15 @@ def place(namespace: str | None) -> str:
 class Rest(NamedTuple):
     """Until when something is not tried again, how long that was, what it was, and why."""
 
-    until: float
-    delay: float
+    until: float = -math.inf
+    delay: float = 0
     verb: str = ""
     words: Words = Words("", "")
 
     @classmethod
-    def after(cls, before: Rest | None, first: float, most: float, now: float, verb: str = "") -> Rest:
+    def after(cls, before: Rest, first: float, most: float, now: float, verb: str = "") -> Rest:
         """Exponential back-off: `first` seconds, then twice as long each time, up to `most`."""
-        delay = min(2 * before.delay, most) if before else first
+        delay = min(max(2 * before.delay, first), most)
         return cls(now + delay, delay, verb)
 
 
@@ -1048,7 +1047,7 @@ class Memory:
 
     spec: tuple[int, bool] = (0, False)  # the generation that the rests are about, and whether there is a status
     rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (it is tried once more)
-    replaced: Rest | None = None  # until then finished pods are not replaced (they are, once more)
+    replaced: Rest = Rest()  # noqa: RUF009  # until then finished pods are not replaced (they are, once more)
     vetted: str = ""  # the fingerprint of the template that the API server accepts (it is asked once more)
     announced: tuple[str, float] = ("", 0)  # status.disruptedPod, and since when it is that (it waits for longer)
     flying: set[str] = field(default_factory=set)  # pods with a write under way (it is repeated)
@@ -1066,19 +1065,18 @@ class Memory:
             self.spec, self.rests = spec, {}
         if len(versions) < len(self.settled):
             self.release(["create"])
-        if self.replaced and now >= self.replaced.until - self.replaced.delay + 600:
-            self.replaced = None
+        if now >= self.replaced.until - self.replaced.delay + 600:
+            self.replaced = Rest()
         if announced_of(milvus) != self.announced[0]:
             self.announced = announced_of(milvus), now
         self.settled = ()
 
     def hold(self, key: str, verb: str, words: Words, transient: bool, now: float) -> None:
         """Let it rest; several failures of one try are one, and the words stay while the reason does: they may vary."""
-        before, (first, most) = self.rests.get(key), (1, 30) if transient else (10, 300)
-        if before and now < before.until:
-            return
-        words = before.words if before and before.words.reason == words.reason else words
-        self.rests[key] = Rest.after(before, first, most, now, verb)._replace(words=words)
+        before, (first, most) = self.rests.get(key, Rest()), (1, 30) if transient else (10, 300)
+        if now >= before.until:
+            words = before.words if before.words.reason == words.reason else words
+            self.rests[key] = Rest.after(before, first, most, now, verb)._replace(words=words)
 
     def release(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -1131,7 +1129,7 @@ class Operator:
         self.cluster, self.interval, self.workers, self.clock = cluster, interval, workers, cluster.clock
         self.namespaces = list(namespaces)
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace that was listed, then by UID
-        self.unlisted: Rest | None = None  # while lists fail
+        self.unlisted = Rest()  # while lists fail
         self.troubles: dict[str, str] = {}  # that were logged, and are not over
         self.turned = self.good = self.clock()  # when the loop last went on; when the last good pass ended
         self.stopping = self.warned = False
@@ -1159,8 +1157,7 @@ class Operator:
         while True:
             this, wait = self.run_pass(), self.interval
             gc.collect()
-            if self.unlisted:
-                delay = self.unlisted.delay * random.uniform(0.5, 1)
+            if delay := self.unlisted.delay * random.uniform(0.5, 1):
                 wait = min(wait, delay) if "listed" in this.happened else delay
             time.sleep(max(0, this.started + wait - self.clock()))
 
@@ -1187,7 +1184,7 @@ class Operator:
             jobs += made or []
             this.happened.append("failed" if error else "listed")
             this.troubles |= [error.trouble] if error and error.trouble else []
-        self.unlisted = Rest.after(self.unlisted, 1, 30, self.clock()) if this.troubles else None
+        self.unlisted = Rest.after(self.unlisted, 1, 30, self.clock()) if this.troubles else Rest()
         return jobs
 
     def jobs_of(self, this: Pass, namespace: str | None) -> list[Job]:
@@ -1268,7 +1265,7 @@ class Operator:
         conflicts = {key for key, rest in dict(memory.rests).items() if rest.words.reason == NAME_CONFLICT}
         announced = announced.partition(" ")[0] if now < since + 60 else ""
         limits = Limits(
-            replace=not memory.replaced or now >= memory.replaced.until,
+            replace=now >= memory.replaced.until,
             vetted=memory.vetted == fingerprint,
             held=found.keys() | (conflicts & resting & wanted) - job.pods.keys(),  # some are in no list
             skip=job.changed,
@@ -1334,7 +1331,7 @@ class Operator:
         reason = DONE[verb].capitalize()
         if verb == "delete" and (ordinal_of(job.milvus, action.pod) or 0) < replicas_of(job.milvus):
             reason = "Replaced"
-            if is_finished(action.pod) and not (memory.replaced and self.clock() < memory.replaced.until):
+            if is_finished(action.pod) and self.clock() >= memory.replaced.until:
                 memory.replaced = Rest.after(memory.replaced, 10, 300, self.clock())
         memory.stories.setdefault((reason, action.reason, False), []).append(name_of(action.pod))
         this.happened.append(DONE[verb])
@@ -1400,8 +1397,8 @@ class Operator:
         memory = job.memory
         idle = memory.served < this.started and not memory.flying and (not memory.stories or "events" in memory.rests)
         if idle and job.newer:
-            times = [memory.announced[1] + 60, *(rest.until for rest in dict(memory.rests).values())]
-            times += [memory.replaced.until] if memory.replaced else []
+            rests = (memory.replaced, *dict(memory.rests).values())
+            times = (memory.announced[1] + 60, *(rest.until for rest in rests))
             memory.settled = job.versions
             memory.wake = min((time for time in times if time > this.started), default=math.inf)
 
@@ -1561,7 +1558,9 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
             kubeconfig_loader.load_incluster_config(settings)
             namespace = Path(SERVICE_ACCOUNT, "namespace").read_text().strip()
         said = " ".join(record.getMessage() for record in complaints.buffer)
-        client, made_from = new_client(settings, connections), credentials_of(settings)
+        client, named = new_client(settings, connections), (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
+        options = settings.host, settings.api_key, settings.proxy, settings.verify_ssl, settings.tls_server_name
+        made_from = options, [Path(file).read_bytes() for file in named if file]
         return Connection(client, namespace or "default", made_from, " ".join(said.split()))
     except ImportError:
         raise Unusable(f"cannot use {files}: a SOCKS proxy needs the package PySocks (pip install PySocks)") from None
@@ -1598,12 +1597,6 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     api.user_agent = f"{MANAGER}/{__version__}"
     api.set_default_header("Accept-Encoding", "gzip")  # a third of a quiet pass was to decrypt lists
     return api
-
-
-def credentials_of(settings: Configuration) -> tuple[Any, ...]:
-    """What would make another client: the settings, and what is in the files that they name."""
-    files = [Path(file).read_bytes() for file in (settings.ssl_ca_cert, settings.cert_file, settings.key_file) if file]
-    return settings.host, settings.api_key, settings.proxy, settings.verify_ssl, settings.tls_server_name, files
 
 
 def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
