@@ -356,8 +356,7 @@ def parse_settings(text: str) -> dict[str, str] | None:
         settings = list(flatten(yaml.compose(text, YAML_LOADER)))
     except (yaml.YAMLError, ValueError) as error:
         mark, bad = getattr(error, "problem_mark", None), yaml.reader.Reader.NON_PRINTABLE.search(text)
-        at = bad.start() if bad else 0
-        line = min(mark.line, text.rstrip().count("\n")) if mark else text.count("\n", 0, at)
+        line = min(mark.line, text.rstrip().count("\n")) if mark else text.count("\n", 0, bad.start() if bad else 0)
         raise invalid(line, "not valid YAML" if mark else "a character that YAML does not allow") from None
     if len(settings) > MAX_SETTINGS:
         raise Invalid(f"spec.milvusSpec has {len(settings)} settings; {MAX_SETTINGS} is the most")
@@ -561,10 +560,8 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits
     running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
     stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
     broken = [pod for pod in stale if not is_ready(pod)]
-    if broken:
+    if broken or not all(i in mine and is_ready(mine[i]) for i in wanted):
         return [Action("delete", pod, "earlier template, not Ready") for pod in broken]
-    if not all(i in mine and is_ready(mine[i]) for i in wanted):
-        return []
     next_ones = (pod for pod in stale if limits.disruptable is None or uid_of(pod) in limits.disruptable)
     return [Action("delete", pod, "earlier template") for pod in next_ones][:1]
 
@@ -748,7 +745,6 @@ def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
 
 
 # --- The bytes of an answer (to be skipped on a first reading) ---
-
 JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 ITEMS, BETWEEN = re.compile(rb'"items"\s*:\s*\['), re.compile(r"[\s,]*")
 
@@ -1237,8 +1233,6 @@ class Operator:
         else:
             this.workers.submit(self.work, this, job, *stages[1:])
 
-    # --- The way of one Milvus through a pass ---
-
     def serve_pods(self, this: Pass, job: Job) -> None:
         """Decide what to do about its pods, do it, and decide again upon the answers; eight failures end it for now."""
         for _ in range(self.ROUNDS):
@@ -1296,8 +1290,7 @@ class Operator:
             return
         pod, done = answer
         job.pods.pop(name, None)
-        if pod:
-            job.pods[name] = pod
+        job.pods |= {name: pod} if pod else {}
         if done:
             memory.release((name, action.verb))
             self.succeeded(this, job, action)
@@ -1607,15 +1600,14 @@ def seconds(context: click.Context, option: click.Parameter, value: float) -> fl
 
 
 def namespace_names(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    for name in value:
-        if len(name) > 63 or not DNS_LABEL.fullmatch(name):
-            raise click.BadParameter(f"{name!r} is not the name of a namespace")
+    if bad := [name for name in value if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
+        raise click.BadParameter(f"{bad[0]!r} is not the name of a namespace")
     return tuple(dict.fromkeys(value))
 
 
 def end_on_signal(operator: Operator) -> None:
-    """On SIGTERM or SIGINT the writes under way get four seconds to finish; a second signal ends the process at once.
-    A thread sees to that: a handler runs wherever the main thread happens to be, so it must neither wait nor raise."""
+    """On SIGTERM or SIGINT the writes under way get four seconds; a second signal ends the process at once. A thread
+    sees to that: a handler runs wherever the main thread happens to be, so it must neither wait nor raise."""
     signals: SimpleQueue[int] = SimpleQueue()  # whose put() may come in the middle of another one
 
     def end() -> None:
