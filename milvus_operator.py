@@ -716,7 +716,6 @@ class ApiError(Exception):
         self.is_conflict = code == 409 and reason not in ("AlreadyExists", CLAIM_TERMINATING)  # something has changed
         self.is_stranger = code == 401 or "system:anonymous" in message  # the server does not accept who we are
         self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may well succeed soon
-        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may well succeed soon
 
     @classmethod
     def of(cls, error: ApiException) -> ApiError:
