@@ -41,6 +41,7 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
         "help",
         "demo",
         "test",
+        "matrix",
         "lint",
         "bench",
         "soak",
