@@ -113,7 +113,7 @@ def test_a_thousand_faults_on_the_wire(
         assert len(wanted - mine.keys()) <= 1, (
             f"more than the step of a roll that is under way: {name}, {wanted}, {mine}"
         )
-    eventually(lambda: make_pass(operator) is not None and users.are_served(), 60, ignoring=(AssertionError,))
+    eventually(lambda: make_pass(operator) is not None and users.are_served(), 120, ignoring=(AssertionError,))
     happened = recorder.judge(users.deleted)
     print(f"{faults.done.total()} faults, {outages} outages, {users.changes} changes: {dict(happened)}")
     assert happened["created"] > 100
@@ -153,7 +153,7 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane(tmp_path: 
             stopping.set()
             others.join()
             eventually(users.settle_down, 30, ignoring=(ApiException, OSError, HTTPError))
-            eventually(users.are_served, 60, ignoring=(AssertionError,))
+            eventually(users.are_served, 120, ignoring=(AssertionError,))
         finally:
             stopping.set()
             for copy in copies:
