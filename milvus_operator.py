@@ -1242,7 +1242,10 @@ class Operator:
                 batch, todo = todo[:size], todo[size:]
                 act = functools.partial(self.act, this, job)
                 list(this.workers.map(act, batch) if len(batch) > 1 else map(act, batch))
-                if self.is_over(this) or (job.failures >= 8 and this.deadline < math.inf):
+                if self.is_over(this):
+                    job.memory.served = -math.inf  # the next pass begins with it
+                    return
+                if job.failures >= 8 and this.deadline < math.inf:
                     return
                 size *= 2 if this.spare else 1  # like the ReplicaSet controller: what is refused costs few requests
         this.happened.append("changed")
