@@ -1590,7 +1590,7 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}  # which has read the files
     api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]  # a tenth of the cost of a create
     api.user_agent = f"{MANAGER}/{__version__}"
-    api.set_default_header("Accept-Encoding", "gzip")  # a third of a quiet pass was to decrypt lists
+    api.set_default_header("Accept-Encoding", "gzip")  # to decrypt lists is much of a quiet pass
     return api
 
 
