@@ -1106,7 +1106,7 @@ class Pass:
     spare: bool = False  # whether there are more workers than jobs
     done: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # counts the jobs that are
     happened: list[str] = field(default_factory=list)
-    troubles: dict[str, str] = field(default_factory=dict)  # what was wrong with the lists
+    troubles: dict[str, str] = field(default_factory=dict)  # what was wrong with the lists, or unexpected
 
     def counted(self) -> str:
         """What was written, in words."""
@@ -1148,7 +1148,7 @@ class Operator:
         return False
 
     def run(self) -> NoReturn:
-        """Make a pass whenever one is due, until Stopped: sooner while a list fails, later while all of them do."""
+        """Make a pass whenever one is due, for ever: sooner while a list fails, later while all of them do."""
         while True:
             this, wait = self.run_pass(), self.interval
             gc.collect()
@@ -1296,8 +1296,9 @@ class Operator:
         if done:
             memory.release((name, action.verb))
             self.succeeded(this, job, action)
-        for words in strangers(job.milvus, [pod] if pod else []).values():
-            memory.hold(name, "create", words, False, self.clock())
+        elif pod:
+            for words in strangers(job.milvus, [pod]).values():
+                memory.hold(name, "create", words, False, self.clock())
 
     def perform(self, job: Job, action: Action) -> tuple[Obj | None, bool]:
         """The pod as it is now, None when there is none of that name, and whether the action is done."""

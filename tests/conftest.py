@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -262,6 +263,11 @@ def new_operator(
 
     cluster = mo.Cluster(connect, timeout, dry_run, clock or Clock())
     return mo.Operator(cluster, namespaces or [kube.ns], interval, workers)
+
+
+def operator_of(file: str, kube: Kube, clock: Clock) -> mo.Operator:
+    """An operator that finds its credentials as the command does."""
+    return mo.Operator(mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock), [kube.ns], 5, 16)
 
 
 def make_pass(operator: mo.Operator, once: bool = False) -> bool:

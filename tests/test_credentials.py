@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from conftest import Clock, Command, Kube, client, eventually, make_pass
+from conftest import Clock, Command, Kube, client, eventually, make_pass, operator_of
 from controlplane import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -47,11 +47,6 @@ def login(path: Path, kube: Kube, user: Obj | None = None, **cluster: Any) -> st
     content["clusters"][0]["cluster"] |= {key.replace("_", "-"): value for key, value in cluster.items()}
     path.write_text(yaml.safe_dump(content))
     return str(path)
-
-
-def operator_of(file: str, kube: Kube, clock: Clock) -> mo.Operator:
-    """An operator that finds its credentials as the command does."""
-    return mo.Operator(mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock), [kube.ns], 5, 16)
 
 
 # Tokens --------------------------------------------------------------------------------

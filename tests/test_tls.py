@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import ipaddress
 import re
 import ssl
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Clock, Command, Kube, kubeconfig, make_pass
+from conftest import Clock, Command, Kube, kubeconfig, make_pass, operator_of
 from controlplane import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from wire import Wire
-
-import milvus_operator as mo
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
@@ -146,9 +143,7 @@ def test_an_authority_that_is_replaced_is_trusted_within_a_minute(
     file.write_text(yaml.safe_dump(content))
     bundle = tmp_path / "bundle"
     bundle.write_bytes((tmp_path / "earlier" / "crt").read_bytes())
-    operator = mo.Operator(
-        mo.Cluster(functools.partial(mo.connect, str(file), None, 32), 10, False, clock), [kube.ns], 5, 4
-    )
+    operator = operator_of(str(file), kube, clock)
     assert not make_pass(operator)
     bundle.write_bytes((tmp_path / "authority" / "crt").read_bytes())
     clock.skip(60)
