@@ -59,6 +59,7 @@ import yaml
 from kubernetes import config as kubeconfig_loader
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException
+from kubernetes.config.kube_config import KubeConfigMerger
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
 
@@ -1546,10 +1547,11 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
     try:
         if found:
             folder = stack.enter_context(tempfile.TemporaryDirectory())  # certificates that the loader writes
+            merged = KubeConfigMerger(files)  # which takes the last current context of several files; kubectl the first
+            currents = (one.get("current-context") for one in merged.config_files.values())
+            context = context or next(filter(None, currents), None)
             kubeconfig_loader.load_kube_config(files, context, settings, False, folder)
-            contexts, current = kubeconfig_loader.list_kube_config_contexts(files)
-            chosen = next(c for c in contexts if c["name"] == context) if context else current
-            namespace = chosen["context"].get("namespace")
+            namespace = merged.config["contexts"].get_with_name(context)["context"].safe_get("namespace")
         else:
             kubeconfig_loader.load_incluster_config(settings)
             namespace = Path(SERVICE_ACCOUNT, "namespace").read_text().strip()

@@ -289,11 +289,11 @@ class Supervisor:
         self.spawn("kwok", kubeconfig, "--manage-all-nodes=true", f"--config={MODULES}/stages.yaml")
 
     def spawn(self, command: str, *arguments: str) -> None:
-        log = (self.folder / f"{command}.log").open("ab")
         env = {"HOME": str(self.folder), "PATH": os.environ.get("PATH", "")}
-        self.processes[command] = subprocess.Popen(
-            [str(self.commands[command]), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
-        )
+        with (self.folder / f"{command}.log").open("ab") as log:
+            self.processes[command] = subprocess.Popen(
+                [str(self.commands[command]), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+            )
         (self.folder / f"{command}.pid").write_text(str(self.processes[command].pid))
 
     def keep_up(self) -> NoReturn:
@@ -442,9 +442,7 @@ class ControlPlane:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.supervisor.stdin
-        self.supervisor.stdin.close()
-        self.supervisor.wait()
+        self.supervisor.communicate()  # which closes its standard input
 
 
 def main(arguments: list[str]) -> int:

@@ -63,12 +63,17 @@ def test_a_binary_that_does_not_start_is_named_with_its_last_words(tmp_path: Pat
     assert "control plane: etcd ended with code 3: no luck today" in done.stderr
 
 
-def test_kubebuilder_assets_are_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "etcd").write_text("#!/bin/sh\n")
-    (tmp_path / "etcd").chmod(0o755)
+def test_kubebuilder_assets_are_used_first_and_alone_start_no_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in controlplane.COMMANDS:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    assert controlplane.commands()["etcd"] == tmp_path / "etcd"
-    assert controlplane.commands()["kwok"] == controlplane.cache() / "kwok"
+    assert controlplane.commands() == {name: tmp_path / name for name in controlplane.COMMANDS}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    monkeypatch.delattr(controlplane, "build")
+    assert controlplane.commands() == {name: tmp_path / name for name in controlplane.COMMANDS}
 
 
 def test_the_live_table_of_the_demo_stays_below_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import socket
 import socketserver
 import subprocess
@@ -336,6 +337,27 @@ def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(kube: Kube, comman
     process = command("--kubeconfig", str(tmp_path / "config"), "--once")
     assert process.end() == 0, process.log
     assert "Warning" not in process.log
+
+
+def test_kubeconfig_may_name_several_files(kube: Kube, command: Start, tmp_path: Path) -> None:
+    """What the first of them says wins, one that is missing is skipped, and a path is relative to its own file."""
+    content = content_of(kube)
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "token").write_text(admins_token(kube))
+    content["users"][0]["user"] = {"tokenFile": "token"}
+    content["contexts"][0]["context"]["namespace"] = kube.ns
+    parts = {
+        "contexts": {key: content[key] for key in ("current-context", "contexts")},
+        "clusters": {"current-context": "no-such-context", "clusters": content["clusters"]},
+        "users/config": {"users": content["users"]},
+    }
+    for name, part in parts.items():
+        (tmp_path / name).write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"} | part))
+    kube.create()
+    process = command("--once", kubeconfig=os.pathsep.join(str(tmp_path / name) for name in ("missing", *parts)))
+    assert process.end() == 0, process.log
+    assert f"serves namespace {kube.ns} once" in process.log
+    assert kube.names() == ["x-0"]
 
 
 # Connections ---------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_a_thousand_replicas_in_one_pass(kube: Kube, operator: mo.Operator) -> N
 
 def test_an_ending_pod_is_waited_for_and_not_counted(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
-    settle(operator)
+    rest(operator, kube, "x-0")
     before = kube.uids()
     kube.hold("x-0")
     kube.delete_pod("x-0")

@@ -42,7 +42,7 @@ PORTS = (
 def server() -> Path:
     """A folder with the server's binary in bin/ and a virtual environment with its client; made once."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        pytest.fail("the wheel with the Milvus server is for linux x86-64 only")
+        pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
     pins = MILVUS / "requirements.txt"
     folder = controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def certificate(
     return signed, key
 
 
-Serve = Callable[[Path, Path], str]
+Serve = Callable[..., str]
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
     """Puts a certificate before the API server; returns a kubeconfig that trusts another one."""
     wires = []
 
-    def start(served: Path, trusted: Path) -> str:
+    def start(served: Path, trusted: Path, **changes: str) -> str:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(served / "crt", served / "key")
         wires.append(Wire(kube.api.configuration.host, str(kube.plane.folder / "pki" / "apiserver.crt"), tls))
         bundle = base64.b64encode((trusted / "crt").read_bytes()).decode()
-        changes = {"server": wires[-1].url, "certificate_authority_data": bundle}
+        changes |= {"server": wires[-1].url, "certificate_authority_data": bundle}
         return kubeconfig(tmp_path / "config", kube.plane, **changes)
 
     yield start
@@ -127,6 +127,19 @@ def test_a_certificate_that_proves_nothing_is_refused_with_the_reason(
     assert re.search(f"cannot reach https://127.0.0.1:.*certificate verify failed: ({reason})", line)
     assert "Traceback" not in process.log
     assert kube.names() == []
+
+
+def test_tls_server_name_is_the_host_that_the_certificate_must_name(
+    kube: Kube, command: Start, serve: Serve, tmp_path: Path
+) -> None:
+    """For a server behind a tunnel, whose address is not in its certificate."""
+    certificate(tmp_path / "server", certificate(tmp_path / "authority"), host=x509.DNSName("kubernetes.example"))
+    kube.create()
+    for name, code in {"elsewhere.example": 1, "kubernetes.example": 0}.items():
+        file = serve(tmp_path / "server", tmp_path / "authority", tls_server_name=name)
+        process = command("--once", "--kubeconfig", file)
+        assert process.end() == code, process.log
+    assert kube.names() == ["x-0"]
 
 
 def test_an_authority_that_is_replaced_is_trusted_within_a_minute(
