@@ -446,6 +446,7 @@ class ControlPlane:
 
 
 def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     try:
         if arguments[:1] in (["supervise"], ["supervise-api"]):
             return supervise(arguments[0] == "supervise", arguments[1:])

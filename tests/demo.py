@@ -205,7 +205,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour")
     wait = parser.parse_args().wait
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for signum in (signal.SIGTERM, signal.SIGINT):  # a shell's background job starts with SIGINT ignored
+        signal.signal(signum, signal.default_int_handler)
     try:
         commands()  # builds them, the first time
         started = time.monotonic()

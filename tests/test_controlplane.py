@@ -30,7 +30,9 @@ def processes_of(folder: str) -> list[str]:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(signum: int) -> None:
-    asker = subprocess.Popen([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True)
+    """As a background job of a shell, too, which starts with SIGINT ignored."""
+    job = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"', sys.executable, SCRIPT]
+    asker = subprocess.Popen(job, stdout=subprocess.PIPE, text=True)
     assert asker.stdout
     folder = str(Path(asker.stdout.readline().strip().removeprefix("export KUBECONFIG=")).parent)
     assert len(processes_of(folder)) >= 5
