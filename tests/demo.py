@@ -169,7 +169,7 @@ class Demo:
             self.wait(f"{replicas} pods", partial(self.ready, replicas))
 
         self.step("The image changes: the pods roll, one at a time, the highest first")
-        image = "milvusdb/milvus:v2.6.0"
+        image = "milvusdb/milvus:v2.6.25"
         self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}}))
         self.wait("the new image everywhere", lambda: self.ready(2) and self.images() == {image})
         self.kubectl("get", "pods", "-o", "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image")
