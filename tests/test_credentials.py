@@ -106,7 +106,7 @@ def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     (tmp_path / "token").write_text(token)
     kube.create("y")
     kube.ready("x-0", "y-0")
-    process.says("works again, was: ")
+    process.says("resolved: ")
     assert process.stop() == 0
     assert process.log.count("401") == 2, f"it came, and was over: {process.log}"
 
@@ -236,7 +236,7 @@ def test_a_plugin_that_fails_at_the_start_is_asked_again_until_it_works(
     passes = process.log.count("pass over")
     assert 3 <= plugin.calls <= passes + 2, "once before each pass, not for each request"
     plugin.prints(token=admins_token(kube))
-    process.says("works again, was: ")
+    process.says("resolved: ")
     kube.create(replicas=20)
     before = plugin.calls
     eventually(lambda: len(kube.names()) == 20)
