@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 import pytest
-from conftest import TOP, Command, Kube, eventually, kubeconfig
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from tests.kit import TOP, Command, Kube, eventually, kubeconfig
+from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import controlplane
-import demo
 import pytest
-from conftest import TOP, eventually
 
-SCRIPT = str(TOP / "tests" / "controlplane.py")
+from local import controlplane, demo
+from tests.kit import TOP, eventually
+
+SCRIPT = str(TOP / "local" / "controlplane.py")
 
 
 def processes_of(folder: str) -> list[str]:
@@ -28,6 +28,7 @@ def processes_of(folder: str) -> list[str]:
     return found
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(signum: int) -> None:
     """As a background job of a shell, too, which starts with SIGINT ignored."""

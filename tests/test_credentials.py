@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from conftest import Clock, Command, Kube, client, eventually, make_pass, operator_of
-from controlplane import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from kubernetes.config import incluster_config
-from wire import Wire
 
 import milvus_operator as mo
+from local.controlplane import new_key
+from tests.kit import Clock, Command, Kube, client, eventually, make_pass, operator_of
+from tests.wire import Wire
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]

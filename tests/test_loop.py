@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import (
+
+import milvus_operator as mo
+from tests.kit import (
     ORIGINAL_MILVUS,
     TOP,
     Clock,
@@ -26,9 +28,7 @@ from conftest import (
     rest,
     settle,
 )
-from wire import Wire
-
-import milvus_operator as mo
+from tests.wire import Wire
 
 Obj = dict[str, Any]
 

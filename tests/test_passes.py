@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Clock, Kube, eventually, make_pass, new_operator, new_wire, rest
 from prometheus_client import REGISTRY
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from tests.kit import Clock, Kube, eventually, make_pass, new_operator, new_wire, rest
+from tests.wire import Handler, Wire
 
 Obj = dict[str, Any]
 STORED = {"size": "1Gi", "storageClassName": "none"}

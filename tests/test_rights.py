@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import TOP, Kube, client, eventually, make_pass, new_operator, settle
-from wire import Handler, Request, Wire
 
 import milvus_operator as mo
+from tests.kit import TOP, Kube, client, eventually, make_pass, new_operator, settle
+from tests.wire import Handler, Request, Wire
 
 Obj = dict[str, Any]
 Right = tuple[str, str]  # verb, resource with its group

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane, Unavailable, commands
+from local.controlplane import ControlPlane, Unavailable, commands
 
 TOP = Path(__file__).resolve().parent.parent
 NAME = "milvus-crd-test"

@@ -1,11 +1,11 @@
 """A real Kubernetes control plane on 127.0.0.1, for the tests and the demo.
 
-    python tests/controlplane.py            # start one, say how to use it, until Ctrl-C
-    python tests/controlplane.py build      # only build its commands, into the cache
+    python -m local.controlplane            # start one, say how to use it, until Ctrl-C
+    python -m local.controlplane build      # only build its commands, into the cache
 
 etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
 and their kubelets are simulated by kwok. All are built once, from the Go modules that
-controlplane/*/go.mod pin, into a cache folder. Binaries that the folder KUBEBUILDER_ASSETS
+modules/*/go.mod pin, into a cache folder. Binaries that the folder KUBEBUILDER_ASSETS
 holds are used instead. The CRD of this repository is installed.
 
 The process that starts them is a supervisor: it lives in a session of its own and ends all
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 HERE = Path(__file__).resolve().parent
-MODULES = HERE / "controlplane"
+MODULES = HERE / "modules"
 NODES = 3
 USERS = {"admin": "system:masters", "nobody": ""}  # user: group
 CONTROLLERS = (
