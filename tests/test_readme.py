@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
