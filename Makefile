@@ -14,15 +14,15 @@ help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
 demo: .venv/ready ## the life of a Milvus on a local control plane (WAIT=no ends after the tour)
-	@$(BIN)/python tests/demo.py --wait=$(WAIT)
+	@$(BIN)/python -m local.demo --wait=$(WAIT)
 
 test: .venv/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
-	@$(BIN)/python tests/controlplane.py build
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(if $(findstring not cluster,$(PYTEST_ARGS)),,$(BIN)/python -m local.controlplane build)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: .venv/ready ## what may differ, on each Python of this machine; into docs/tested.md
-	@$(BIN)/python tests/controlplane.py build
-	$(BIN)/python tests/matrix.py
+	@$(BIN)/python -m local.controlplane build
+	$(BIN)/python -m tests.matrix
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .
@@ -30,12 +30,12 @@ lint: .venv/ready ## ruff and mypy
 	$(BIN)/mypy
 
 bench: .venv/bench ## the operator beside bare requests, kopf and ReplicaSets; into benchmarks/RESULTS.md
-	@$(BIN)/python tests/controlplane.py build
-	$(BIN)/python benchmarks/bench.py $(ARGS)
+	@$(BIN)/python -m local.controlplane build
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 soak: .venv/ready ## an hour of changes and faults, into tests/SOAK.md (MINUTES=5 for a short one)
-	@$(BIN)/python tests/controlplane.py build
-	PYTHONPATH=. $(BIN)/python tests/soak.py $(MINUTES)
+	@$(BIN)/python -m local.controlplane build
+	$(BIN)/python -m tests.soak $(MINUTES)
 
 install: ## the CRD, into the cluster of the current kubeconfig
 	$(KUBECTL) apply -f crd.yaml

@@ -5,16 +5,16 @@
     python milvus_operator.py -A       # serve all namespaces
 
 It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources, and
-serves each Milvus that is not at rest: it decides, with pure functions over plain dicts, what to do about its pods,
-does it, and decides again upon the answers. Then it writes the statuses that differ, and events.
+serves each Milvus that is not at rest. Pure functions over plain dicts decide what to do about its pods; the operator
+does that and decides again, based on the answers. Then it writes the statuses that differ, and events.
 
 Nothing has to be remembered between passes: names are fixed, every delete carries a UID, and every decision
 starts from fresh lists. So a write that is lost, repeated, or made by a second copy of the operator does no harm.
 
-In the names below a *milvus* is one resource of kind Milvus and a *pod* one pod, both as the dicts of their JSON; a
-*stranger* is somebody else's pod under a name of ours; to *vet* a template is to ask the API server whether it would
-accept a pod made from it; to *disrupt* a pod is to delete it although it is Ready. To learn how an operator works,
-read `decide` in the core, then `Operator.serve_pods` in the loop. The shell, between them, can wait.
+In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as the dicts of their JSON. A
+*stranger* is somebody else's pod that has one of our names. To *vet* a template is to ask the API server whether it
+would accept a pod made from it. To *disrupt* a pod is to delete it although it is Ready. To learn how an operator
+works, read `decide` in the core, then `Operator.serve_pods` in the loop. The shell, between them, can wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import signal
 
-if __name__ == "__main__":  # the imports take a while, and process 1 of a container ignores what it does not handle
+if __name__ == "__main__":  # imports take a while, and process 1 of a container ignores signals that it does not handle
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
 
@@ -65,7 +65,7 @@ from kubernetes.dynamic.resource import Resource
 
 __version__ = "0.1.0"
 
-Obj = dict[str, Any]  # a Kubernetes object, or a part of one, as its JSON says it
+Obj = dict[str, Any]  # a Kubernetes object or a part of one, as in its JSON
 
 # ---------- Constants ----------
 
@@ -77,20 +77,20 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MANAGER = "milvus-operator"
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
-MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec, word for word
+MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec when it is not a YAML mapping
 
-CONTAINER, DATA = "milvus", "/var/lib/milvus"  # the container that runs Milvus, and where its data are
+CONTAINER, DATA = "milvus", "/var/lib/milvus"  # the container that runs Milvus, and where it keeps its data
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
-MAX_DEPTH = 200  # levels of nesting that are read from an answer of the API server
+MAX_DEPTH = 200  # levels of nesting that are read from an answer; what is deeper becomes null
 MERGE_PATCH = "application/merge-patch+json"  # custom resources have no strategic merge patch, the client's default
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds who it is
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its own credentials
 PAGE = 150  # objects in one page of a list
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
-# What makes a Milvus of one container, by the names of its configuration, as environment variables.
+# The environment variables that make one container a complete, standalone Milvus.
 DEFAULTS = {
     "DEPLOY_MODE": "STANDALONE",
     "ETCD_USE_EMBED": "true",
@@ -100,47 +100,47 @@ DEFAULTS = {
     "COMMON_STORAGETYPE": "local",
     "MQ_TYPE": "rocksmq",
     "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
-    # Where the components, which share a container, find each other. With the pod's address, which changes,
-    # a new pod on kept data waits until the sessions of the old one expire.
+    # The components share the container and find each other here. If they registered the pod's address, which changes,
+    # a new pod on kept data would wait until the old sessions expire.
     **{f"{component}_IP": "127.0.0.1" for component in (
         "ROOTCOORD", "DATACOORD", "QUERYCOORD", "INDEXCOORD", "PROXY",
         "DATANODE", "INDEXNODE", "QUERYNODE", "STREAMINGNODE",
     )},
 }  # fmt: skip
 PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings that belong to the pod, not to the user
+FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings that users cannot change
 
 # Reasons of the Reconciled condition.
 RECONCILED, SPEC_IS_TEXT, API_ERROR = "Reconciled", "SpecIsText", "APIError"
 NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN = "NameConflict", "QuotaExceeded", "Invalid", "Forbidden"
-STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # nothing gets better until somebody does something
-CLAIM_TERMINATING = "ClaimTerminating"  # a reason of the Ready condition: a pod waits for the end of an old claim
+STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # reasons that stay until somebody acts
+CLAIM_TERMINATING = "ClaimTerminating"  # a reason of the Ready condition: a pod waits until an old claim is gone
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
-# Reasons why a pod is not Ready that pass by themselves; any other reason is shown before these.
+# Reasons for not being Ready that usually pass on their own; any other reason is shown first.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
 
-# Metrics. The client library's own of this process (memory, CPU, open files) come with them.
+# Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes, by result: success or failure", ["result"])
 PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass",
                                  buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120))  # fmt: skip
-REQUESTS = metrics.Counter("milvus_operator_api_requests", "Requests to the server", ["verb", "resource", "code"])
+REQUESTS = metrics.Counter("milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"])
 MILVUSES = metrics.Gauge("milvus_operator_milvuses", f"Milvus resources: {', '.join(STATES)}", ["state"])
-SINCE_GOOD_PASS = metrics.Gauge("milvus_operator_seconds_since_good_pass", "Since the end of the last good pass")
+SINCE_GOOD_PASS = metrics.Gauge("milvus_operator_seconds_since_good_pass", "Seconds since the last good pass")
 
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 log = logging.getLogger("milvus_operator")
 
 
 class Words(NamedTuple):
-    """What is said about a Milvus or a pod: the reason and message of a condition or an event."""
+    """The reason and message of a condition or an event."""
 
     reason: str
     message: str
-    trouble: tuple[str, str] | None = None  # what hits all alike, and so is logged once: its key and its line
+    trouble: tuple[str, str] | None = None  # a cause that many share, logged once: its key, and the line to log
 
 
 class Invalid(Exception):
-    """The spec of a Milvus can't be served; the text tells its owner why."""
+    """The spec of a Milvus cannot be served; the text tells its owner why."""
 
 
 # ---------- Readers of unstructured objects ----------
@@ -166,7 +166,7 @@ def labels_of(obj: Obj) -> Obj:
 
 
 def controller_of(obj: Obj) -> Obj:
-    """The owner reference whose `controller` is true, of which an object has at most one, or an empty one."""
+    """The owner reference whose `controller` is true (an object has at most one), or an empty mapping."""
     return next((owner for owner in obj["metadata"].get("ownerReferences") or [] if owner.get("controller")), {})
 
 
@@ -184,7 +184,7 @@ def is_finished(pod: Obj) -> bool:
 
 
 def condition_of(obj: Obj, kind: str) -> Obj:
-    """The condition of this type in its status, or an empty one."""
+    """The condition of this type in its status, or an empty mapping."""
     conditions = mapping(obj.get("status")).get("conditions")
     some = conditions if isinstance(conditions, list) else []
     return next((condition for condition in some if mapping(condition).get("type") == kind), {})
@@ -203,28 +203,28 @@ def template_hash_of(pod: Obj) -> str | None:
 
 
 def mapping(value: Any) -> Obj:
-    """The value if it is a mapping, else an empty one: a Milvus may have any shape."""
+    """The value if it is a mapping, else an empty mapping: under some CRDs a Milvus may have any shape."""
     return value if isinstance(value, dict) else {}
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
-    """These keys of a mapping, as far as it has them."""
+    """Those of these keys that the mapping has, with their values."""
     return {key: value for key in keys if (value := obj.get(key)) is not None}
 
 
-# ---------- The core: what a Milvus wants, what to do, what its status says; no clock, no network, no log ----------
+# ---------- The core: what a Milvus needs, what to do, what its status says; no clock, no network, no log ----------
 
 
 # --- What the spec asks for ---
 def replicas_of(milvus: Obj) -> int:
-    """How many pods are wanted. Raises Invalid when the spec can't be served: the original CRD lets anything pass."""
+    """How many pods are wanted. Raises Invalid if the spec cannot be served: the original CRD checks nothing."""
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
     replicas = spec.get("replicas")
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
         raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
     for key, shape in {"image": str, "milvusSpec": str, "storage": dict, "pod": dict}.items():
         if not isinstance(spec.get(key), shape | None):
-            raise Invalid(f"spec.{key} must be {'text' if shape is str else 'a mapping'}")
+            raise Invalid(f"spec.{key} must be a {'string' if shape is str else 'mapping'}")
     if not spec.get("image"):
         raise Invalid("spec.image must be the name of an image")
     if replicas is not None and (type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS):
@@ -236,13 +236,13 @@ def replicas_of(milvus: Obj) -> int:
 
 
 def deeper_than(levels: int, value: Any) -> bool:
-    """Whether mappings and lists are nested in more levels."""
+    """Whether mappings and lists are nested more than this many levels deep."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (levels == 0 and len(parts) > 0) or any(deeper_than(levels - 1, part) for part in parts)
 
 
 def template_hash(milvus: Obj) -> str:
-    """The fingerprint of what the user wrote, not of the pod made from it: a new operator must not restart pods."""
+    """The fingerprint of what the user wrote, not of the resulting pod: a new version of the operator restarts none."""
     written = pick(mapping(milvus.get("spec")), ("image", "milvusSpec", "pod"))
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -256,13 +256,13 @@ def claim_name(pod: Obj) -> str:
 
 
 def ordinal_of(milvus: Obj, pod: Obj) -> int | None:
-    """The pod's ordinal, or None when its name is not made from this Milvus's name."""
+    """The pod's ordinal, or None if its name is not <this Milvus's name>-<ordinal>."""
     start, _, end = name_of(pod).rpartition("-")
     return int(end) if start == name_of(milvus) and end.isdecimal() and str(int(end)) == end else None
 
 
 def selector_of(milvus: Obj) -> dict[str, str]:
-    """The labels that all pods of a Milvus have in common."""
+    """The labels that all pods of a Milvus share."""
     return {NAME_LABEL: "milvus", INSTANCE_LABEL: name_of(milvus), MANAGED_BY_LABEL: MANAGER}
 
 
@@ -277,7 +277,7 @@ def owner_reference(milvus: Obj) -> Obj:
 
 # --- The pod, and its claim ---
 def new_pod(milvus: Obj, ordinal: int) -> Obj:
-    """The pod of this ordinal, as it is sent to the API server: ours, with spec.pod laid over it."""
+    """The pod of this ordinal as it is sent to the API server: the generated pod with spec.pod laid over it."""
     pod, spec, settings = name_only(milvus, ordinal), milvus["spec"], settings_of(milvus)
     over, storage = mapping(spec.get("pod")), {"persistentVolumeClaim": {"claimName": claim_name(pod)}}
     metadata = mapping(over.get("metadata"))
@@ -288,7 +288,7 @@ def new_pod(milvus: Obj, ordinal: int) -> Obj:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT, which Milvus reads
         "terminationGracePeriodSeconds": 60,
-        "securityContext": {"fsGroup": 999},  # the user of images that don't run as root
+        "securityContext": {"fsGroup": 999},  # the group of Milvus images that do not run as root
         "containers": [new_container(spec["image"], settings or {})],
         "volumes": [{"name": "data"} | (storage if spec.get("storage") else {"emptyDir": {}})],
     }
@@ -301,12 +301,12 @@ def new_pod(milvus: Obj, ordinal: int) -> Obj:
 
 
 def name_only(milvus: Obj, ordinal: int) -> Obj:
-    """The pod of this ordinal, which is not there yet."""
+    """A pod that does not exist yet: its name and namespace."""
     return {"metadata": {"name": pod_name(milvus, ordinal), "namespace": namespace_of(milvus)}}
 
 
 def new_container(image: str, settings: dict[str, str]) -> Obj:
-    """A standalone Milvus with these settings. It may take five minutes to start, and is not Ready before."""
+    """A standalone Milvus with these settings. It has five minutes to start, and is not Ready until it has."""
     healthz = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
@@ -324,7 +324,7 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
 
 
 def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
-    """The PersistentVolumeClaim of a pod. It has no owner: the data outlive the pod and the Milvus."""
+    """The PersistentVolumeClaim of a pod. It has no owner, so the data outlives the pod and the Milvus."""
     storage = milvus["spec"].get("storage")
     if not storage:
         return None
@@ -337,18 +337,18 @@ def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
 
 # --- Settings: spec.milvusSpec as environment variables ---
 def settings_of(milvus: Obj) -> dict[str, str] | None:
-    """The settings in spec.milvusSpec by their dotted names; None when it is text of another kind. Raises Invalid."""
+    """The settings in spec.milvusSpec by dotted name; None if it is not a YAML mapping. Raises Invalid."""
     return parse_settings(milvus["spec"].get("milvusSpec") or "{}")
 
 
 def invalid(line: int, text: str) -> Invalid:
-    """What is wrong with spec.milvusSpec and in which line, from 0; never its text, which may hold passwords."""
+    """What is wrong in which line (from 0) of spec.milvusSpec. Its text is never quoted: it may hold passwords."""
     return Invalid(f"spec.milvusSpec, line {line + 1}: {text}")
 
 
 @functools.lru_cache(maxsize=128)
 def parse_settings(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping, flattened to dotted names; None for another kind of text. Raises Invalid."""
+    """The settings of a YAML mapping, flattened to dotted names; None for any other text. Raises Invalid."""
     if len(text.encode(errors="replace")) > MAX_SPEC:
         raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC // 1024} KiB")
     try:
@@ -360,12 +360,12 @@ def parse_settings(text: str) -> dict[str, str] | None:
         line = min(mark.line, text.rstrip().count("\n")) if mark else text.count("\n", 0, bad.start() if bad else 0)
         raise invalid(line, "not valid YAML" if mark else "a character that YAML does not allow") from None
     if len(settings) > MAX_SETTINGS:
-        raise Invalid(f"spec.milvusSpec has {len(settings)} settings; {MAX_SETTINGS} is the most")
+        raise Invalid(f"spec.milvusSpec has {len(settings)} settings; the limit is {MAX_SETTINGS}")
     lines: dict[str, int] = {}
     for name, _, line in settings:
         key = setting(name)
         if key in FIXED:
-            raise invalid(line, f"{FIXED[key]} belongs to the pod and can't be changed")
+            raise invalid(line, f"{FIXED[key]} cannot be changed: the ports of the pod depend on it")
         if key in lines:
             raise invalid(line, f"the same setting as in line {lines[key] + 1}")
         lines[key] = line
@@ -373,7 +373,8 @@ def parse_settings(text: str) -> dict[str, str] | None:
 
 
 def is_harmless_mapping(text: str) -> bool:
-    """Whether the text is a YAML mapping, event by event: PyYAML recurses and expands aliases. Raises Invalid."""
+    """Whether the text is a YAML mapping. It is read event by event, because PyYAML's composer recurses and expands
+    aliases. Raises Invalid."""
     depth, tops = 0, list[bool]()
     for event in yaml.parse(text, YAML_LOADER):
         line = event.start_mark.line if event.start_mark else 0
@@ -381,15 +382,15 @@ def is_harmless_mapping(text: str) -> bool:
             if depth == 0:
                 tops.append(isinstance(event, yaml.MappingStartEvent))
             if any(tops) and event.anchor is not None:  # an alias has one too
-                raise invalid(line, "an anchor or alias: write its value instead")
+                raise invalid(line, "anchors and aliases are not allowed: write the value instead")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_SPEC_DEPTH:
             raise invalid(line, f"more than {MAX_SPEC_DEPTH} levels of nesting")
-    return any(tops) or not tops  # text without any node sets nothing
+    return any(tops) or not tops  # empty text is an empty mapping
 
 
 def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """The dotted name of each setting below a mapping node, its value as it is written, its line. Raises Invalid."""
+    """Each setting below a mapping node: its dotted name, its value as written, its line. Raises Invalid."""
     for key, node in mapping_node.value if mapping_node else ():
         line = key.start_mark.line
         if not isinstance(key, yaml.ScalarNode) or not key.value:
@@ -401,7 +402,7 @@ def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int
         elif all(isinstance(item, yaml.ScalarNode) for item in node.value):
             yield prefix + key.value, ",".join(item.value for item in node.value), line
         else:
-            raise invalid(line, "a list of maps or lists; only one of scalars can be set")
+            raise invalid(line, "a list may hold scalars only, not maps or lists")
 
 
 MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")
@@ -409,12 +410,12 @@ NO_SEPARATORS = str.maketrans("", "", "_./")
 
 
 def setting(name: str) -> str:
-    """What a variable's name comes to for Milvus: PROXY_PORT and milvus.proxy.port are one setting."""
+    """The setting that Milvus reads from a variable of this name: PROXY_PORT and milvus.proxy.port are the same."""
     return MILVUS_PREFIX.sub("", name, count=1).translate(NO_SEPARATORS).lower()
 
 
 def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]:
-    """The variables of both, the user's instead of ours for the same setting; Kubernetes takes $$ for a $."""
+    """The variables of both; for the same setting the user's replaces ours. Kubernetes reads $$ as one $."""
     theirs = {setting(name) for name in settings}
     chosen = {name: value for name, value in defaults.items() if setting(name) not in theirs} | settings
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in chosen.items()]
@@ -422,11 +423,11 @@ def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]
 
 # --- spec.pod, laid over the pod ---
 MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
-ALTERNATIVES = {"exec", "httpGet", "tcpSocket", "grpc"}  # of which a probe has one
+ALTERNATIVES = {"exec", "httpGet", "tcpSocket", "grpc"}  # a probe has exactly one of these
 
 
 def overlay(ours: Obj, over: Obj) -> Obj:
-    """A mapping laid over ours: mappings merge, lists of named things merge by their key, all else replaces."""
+    """A mapping laid over ours: mappings merge, lists of named things merge by key, anything else replaces."""
     replaced = ALTERNATIVES - over.keys() if ALTERNATIVES & over.keys() else set()
     merged = {key: value for key, value in ours.items() if key not in replaced}
     for key, value in over.items():
@@ -441,7 +442,7 @@ def overlay(ours: Obj, over: Obj) -> Obj:
 
 
 def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
-    """A list of named things laid over ours. A variable or a volume is replaced as a whole: it has one source."""
+    """A list of named things laid over ours. A variable or a volume is replaced as a whole: it has only one source."""
     if kind == "env":
         theirs = {setting(str(item.get("name"))) for item in over}
         return [item for item in ours if setting(item["name"]) not in theirs] + over
@@ -455,13 +456,13 @@ def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
             merged[name] = item if kind == "volumes" else overlay(merged[name], item)
             met.add(name)
         else:
-            rest.append(item)  # the API server refuses what is there twice
+            rest.append(item)  # the API server refuses duplicates
     return [*merged.values(), *rest]
 
 
 # --- Whose pod it is ---
 def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
-    """The pods that this Milvus owns, by ordinal. Ownership is the UID; a name proves nothing."""
+    """The pods that this Milvus owns, by ordinal. Ownership is a UID; a name proves nothing."""
     owned = (pod for pod in pods if owner_uid(pod) == uid_of(milvus))
     return {ordinal: pod for pod in owned if (ordinal := ordinal_of(milvus, pod)) is not None}
 
@@ -473,25 +474,25 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
-    """The pods that hold a wanted name and are not ours, with what to tell the user. Raises Invalid."""
+    """The pods that have a wanted name and are not ours, each with what to tell the user. Raises Invalid."""
     wanted, found = {pod_name(milvus, ordinal) for ordinal in range(replicas_of(milvus))}, dict[str, Words]()
     for pod in pods:
-        owner = controller_of(pod)
-        ours = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))  # or of an earlier Milvus of this name
-        if name_of(pod) in wanted and not ours and not is_ending(pod) and not is_orphan(milvus, pod):
-            whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "was made by somebody else"
-            advice = "delete that pod (noticed within 5 minutes) or give the Milvus another name"
-            found[name_of(pod)] = Words(NAME_CONFLICT, f"pod {name_of(pod)} {whose} and is left alone: {advice}")
+        owner, name = controller_of(pod), name_of(pod)
+        ours = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))  # or of an earlier namesake
+        if name in wanted and not ours and not is_ending(pod) and not is_orphan(milvus, pod):
+            whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "somebody else"
+            advice = "delete that pod (this is noticed within 5 minutes) or use another name for the Milvus"
+            found[name] = Words(NAME_CONFLICT, f"pod {name} belongs to {whose} and is left alone: {advice}")
     return found
 
 
 # --- What to do ---
 DONE = {"create": "created", "delete": "deleted", "adopt": "adopted", "label": "labelled"}
-WRITTEN = (*DONE.values(), "status")  # in the order of the log
+WRITTEN = (*DONE.values(), "status update(s)")  # in the order of the log
 
 
 class Action(NamedTuple):
-    """One write: what to do (a key of DONE, vet, claim), the pod that it is about (a name, to be created), and why."""
+    """One write: the verb (a key of DONE, or vet or claim), the pod (to create one, its name only), and the reason."""
 
     verb: str
     pod: Obj
@@ -503,17 +504,17 @@ class Action(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What decide() can't see in the objects."""
+    """What decide() cannot see in the objects."""
 
-    replace: bool = True  # whether Failed and Succeeded pods may be replaced yet
-    vetted: bool = True  # whether the API server accepts the present template; before that no pod is given up for it
-    held: Collection[str] = ()  # the names that strangers hold
+    replace: bool = True  # whether Failed and Succeeded pods may be replaced now
+    vetted: bool = True  # whether the API server accepts the current template; until it does, no pod is deleted for it
+    held: Collection[str] = ()  # the names that strangers have
     skip: Collection[str] = ()  # the names of pods to leave alone for now
-    disruptable: Collection[str] | None = None  # the UIDs of the pods that may be deleted although Ready; None: all
+    disruptable: Collection[str] | None = None  # UIDs of pods that may be deleted although Ready; None: all
 
 
 def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> list[Action]:  # noqa: B008  # immutable
-    """What to do now about the pods that a Milvus owns, or that carry its name, in this order. Raises Invalid."""
+    """What to do now about the pods of a Milvus, and those that have its name, in this order. Raises Invalid."""
     replicas, fingerprint, may = replicas_of(milvus), template_hash(milvus), limits.disruptable
     mine, taken = members(milvus, pods), {*limits.held, *map(name_of, pods)}
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
@@ -527,7 +528,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
             repairs += [Action("create", pod, "missing")] if name_of(pod) not in taken else []
         elif is_finished(pod) and not is_ending(pod):
             stale = template_hash_of(pod) != fingerprint
-            if limits.replace or stale:  # one of an earlier template is given up only when the present one is vetted
+            if limits.replace or stale:  # a pod of an earlier template is deleted only when the current one is vetted
                 words = dict.fromkeys((phase_of(pod), words_of(pod).reason))  # Failed: Evicted
                 (steps if stale else deletes).append(Action("delete", pod, ": ".join(words)))
         elif not is_ending(pod):
@@ -536,7 +537,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
     steps += roll(mine, wanted, fingerprint, limits)
     deletes, steps = ([a for a in some if name_of(a.pod) not in limits.skip] for some in (deletes, steps))
     if deletes and any(step.disrupts for step in steps):
-        steps = []  # one thing after the other: no Ready pod is rolled while others are deleted
+        steps = []  # one thing at a time: no Ready pod is rolled while others are deleted
     if steps and not limits.vetted:
         steps = [Action("vet", steps[0].pod, "the template has changed")]
     deletes = [a for a in deletes + steps if not a.disrupts or may is None or uid_of(a.pod) in may]
@@ -545,8 +546,8 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
 
 
 def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
-    """What a pod of ours needs when it has lost its labels, or its claim."""
-    said = condition_of(pod, "PodScheduled").get("message") or ""  # by the scheduler
+    """What a pod of ours needs if it has lost its labels or its claim."""
+    said = condition_of(pod, "PodScheduled").get("message") or ""  # in the scheduler's words
     if not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
         yield Action("label", pod, "lost its labels")
     elif any(f'"{claim_name(pod)}" {what}' in said for what in ("not found", "is being deleted")):
@@ -554,9 +555,9 @@ def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
 
 
 def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits: Limits) -> list[Action]:
-    """The next step in replacing pods of an earlier template: like a StatefulSet from the highest ordinal, one Ready
-    pod at a time. Unlike one it first takes all that are not Ready: they serve nobody, and a roll that waits for a
-    broken pod can't be rolled back (kubernetes/kubernetes#67250)."""
+    """The next step in replacing pods of an earlier template: like a StatefulSet, from the highest ordinal and one
+    Ready pod at a time. Unlike a StatefulSet, it first deletes all that are not Ready: they serve nobody, and a roll
+    that waits for a broken pod gets stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
     running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine]
     running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
     stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
@@ -568,24 +569,24 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits
 
 
 def announced_of(milvus: Obj) -> str:
-    """What status.disruptedPod says: the UID of the Ready pod that was announced last, and when; or nothing."""
+    """What status.disruptedPod says: the UID of the Ready pod that was last announced, and when; or an empty string."""
     return str(mapping(milvus.get("status")).get("disruptedPod") or "")
 
 
 def disruptable(pods: Iterable[Obj], announced: str, newer: bool) -> set[str]:
     """The UIDs of the pods that may be deleted now although they are Ready.
 
-    Several copies of the operator never take down two Ready pods together: each announces its pod first, by a write
-    that fails if the Milvus has changed since it was listed. An announced pod that is still there means that the list
-    of pods is older than its delete, or that the other copy has died: then only that one. A list that is not `newer`
-    than the last change of the Milvus may hide more."""
+    Several copies of the operator never take down two Ready pods at once: each announces its pod first, in a write
+    that fails if the Milvus has changed since it was listed. If an announced pod is still in the list, then the list
+    is older than its delete, or the copy that announced it has died; either way, only that pod may be deleted. A list
+    that is not `newer` than the last change of the Milvus may hide such a delete."""
     there = {uid_of(pod) for pod in pods if not is_ending(pod)}
     return set() if not newer else {announced} if announced in there else there
 
 
 # --- What the status and the events say ---
 def words_of(pod: Obj) -> Words:
-    """Why a pod isn't Ready, in its own words, else in those of its phase."""
+    """Why a pod is not Ready, in the words of its status, or else its phase."""
     status = pod.get("status") or {}
     if is_ending(pod):
         return Words("Terminating", "")
@@ -604,7 +605,7 @@ def words_of(pod: Obj) -> Words:
 
 
 def readiness(milvus: Obj, mine: dict[int, Obj], problems: dict[str, Words]) -> tuple[bool, Words]:
-    """Whether every wanted pod is there, up to date and Ready, and what the Ready condition says. Raises Invalid."""
+    """Whether every wanted pod exists, is up to date and Ready, and what the Ready condition says. Raises Invalid."""
     replicas, fingerprint, waiting = replicas_of(milvus), template_hash(milvus), dict[str, Words]()
     for ordinal in range(replicas):
         name, pod = pod_name(milvus, ordinal), mine.get(ordinal)
@@ -615,7 +616,7 @@ def readiness(milvus: Obj, mine: dict[int, Obj], problems: dict[str, Words]) -> 
             waiting[name] = words_of(pod)
         elif template_hash_of(pod) != fingerprint:
             refused = problems.get(name) or problems.get("vet")
-            waiting[name] = Words(refused.reason, "") if refused else Words("Updating", "it has an earlier template")
+            waiting[name] = Words(refused.reason, "") if refused else Words("Updating", "made from an earlier template")
     ready = f"{replicas - len(waiting)} of {replicas} pods are ready and up to date"
     if not waiting:
         return True, Words("Ready", ready)
@@ -624,10 +625,10 @@ def readiness(milvus: Obj, mine: dict[int, Obj], problems: dict[str, Words]) -> 
 
 
 def reconciliation(milvus: Obj, problems: dict[str, Words]) -> Words:
-    """What the Reconciled condition says; of several refusals the first by name, always. Raises Invalid."""
-    usual = Words(RECONCILED, "the pods are as the spec asks, or on their way")
+    """What the Reconciled condition says; of several refusals, always the first by name. Raises Invalid."""
+    usual = Words(RECONCILED, "the pods match the spec or are being brought in line with it")
     if settings_of(milvus) is None:
-        kept = f"it is kept on the pods as the annotation {MILVUS_SPEC} and sets nothing"
+        kept = f"it is kept in the pods' annotation {MILVUS_SPEC} and changes no settings"
         usual = Words(SPEC_IS_TEXT, f"spec.milvusSpec is not a YAML mapping: {kept}")
     return next((problems[key] for key in sorted(problems) if problems[key].reason != CLAIM_TERMINATING), usual)
 
@@ -655,7 +656,8 @@ def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now:
 
 
 def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
-    """A condition; its time changes only with its status, and the words of a refusal, which vary, with its reason."""
+    """A condition. Its time changes only with its status. The message of a refusal changes only with its reason or the
+    spec, because messages vary from one try to the next."""
     generation, before = generation_of(milvus), condition_of(milvus, kind)
     new = {"type": kind, "status": str(true), "observedGeneration": generation, "lastTransitionTime": now}
     new |= {"reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown", "message": said.message[:1024]}
@@ -668,7 +670,7 @@ def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> 
 
 
 def new_event(milvus: Obj, reason: str, message: str, warning: bool, names: list[str], now: str) -> Obj:
-    """What `kubectl describe` tells about a Milvus and these pods; `now` with microseconds."""
+    """An event for `kubectl describe` about a Milvus and these pods; `now` has microseconds."""
     pods = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
     note, namespace = f"{pods}: {message}" if pods else message, namespace_of(milvus)
     return {
@@ -686,37 +688,37 @@ def new_event(milvus: Obj, reason: str, message: str, warning: bool, names: list
     }
 
 
-# ---------- The shell: the only place that knows about HTTP ----------
+# ---------- The shell: the only part that knows about HTTP ----------
 
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any) -> Resource:
-    """A resource of the dynamic client, without the discovery requests and the cache file of `client.resources`."""
+    """A resource of the dynamic client, without its discovery requests and its cache file."""
     client = DynamicClient(api, discoverer=lambda client, cache_file: None)
     prefix, options = ("apis" if group else "api"), {"namespaced": True} | options
     return Resource(prefix, group, version, kind, name=plural, client=client, **options)
 
 
 def milvuses(api: ApiClient) -> Resource:
-    """The Milvus resources, to create, get, list, patch and delete from code."""
+    """The Milvus resources: to create, get, list, patch and delete them from code."""
     subresources = {"status": {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}}
     return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources=subresources)
 
 
 def pods(api: ApiClient) -> Resource:
-    """The pods, to create, get, list, patch and delete from code."""
+    """The pods: to create, get, list, patch and delete them from code."""
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
 class ApiError(Exception):
-    """A request that failed: the HTTP code (0: no proper answer), one line, the server's reason, and what hits all."""
+    """A request that failed: the HTTP code (0: no valid answer), the message, the server's reason, the shared cause."""
 
     def __init__(self, code: int, message: str, reason: str = "", trouble: tuple[str, str] | None = None) -> None:
         super().__init__(message)
         self.code, self.reason, self.trouble = code, reason, trouble
-        self.is_taken = reason == "AlreadyExists"  # there is an object of that name
+        self.is_taken = reason == "AlreadyExists"  # there is an object with that name
         self.is_conflict = code == 409 and reason not in ("AlreadyExists", CLAIM_TERMINATING)  # something has changed
-        self.is_stranger = code == 401 or "system:anonymous" in message  # the server does not accept who we are
-        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may well succeed soon
+        self.is_stranger = code == 401 or "system:anonymous" in message  # the server does not accept our credentials
+        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may succeed soon
 
     @classmethod
     def of(cls, error: ApiException) -> ApiError:
@@ -726,31 +728,31 @@ class ApiError(Exception):
         return cls(error.status or 0, " ".join(str(message).split())[:1000], str(status.get("reason") or ""))
 
     def words(self) -> Words:
-        """What it means for the Milvus that it hit."""
+        """What it means for the Milvus concerned."""
         forbidden = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
         reason = {400: INVALID, 422: INVALID, 403: forbidden}.get(self.code, API_ERROR)
         return Words(self.reason if self.reason == CLAIM_TERMINATING else reason, str(self), self.trouble)
 
 
 def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
-    """What a job returned, or how it failed: whatever an answer or an object holds, nothing ends the loop."""
+    """What a job returned, or how it failed: nothing that an answer or an object contains may end the loop."""
     try:
         return job(), None
     except ApiError as error:
         return None, error
-    except Exception as error:  # its text may hold anything, so only its kind and place are told
+    except Exception as error:  # its text may contain anything, so only its type and place are shown
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"unexpected {type(error).__name__} in {frame.name}, line {frame.lineno}: please report it"
+        text = f"unexpected {type(error).__name__} in {frame.name}, line {frame.lineno}: please report this"
         return None, ApiError(0, text, "Unexpected", (text, text))
 
 
-# --- The bytes of an answer (to be skipped on a first reading) ---
+# --- The bytes of an answer (skip this on a first reading) ---
 JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 ITEMS, BETWEEN = re.compile(rb'"items"\s*:\s*\['), re.compile(r"[\s,]*")
 
 
 def shallow(body: bytes) -> bytes:
-    """The JSON with whatever is nested deeper than MAX_DEPTH levels replaced by null."""
+    """The JSON with null in place of anything nested deeper than MAX_DEPTH levels."""
     kept, depth, start = [], 0, 0
     for token in JSON_TOKEN.finditer(body):
         if token[0] in b"[{":
@@ -765,7 +767,7 @@ def shallow(body: bytes) -> bytes:
 
 
 def parse(body: bytes) -> Obj:
-    """The JSON object as a dict. One object nested too deeply for Python must not hide all others of its list."""
+    """The JSON object as a dict. One object nested too deeply for Python must not hide the rest of its list."""
     try:
         with contextlib.suppress(RecursionError):
             return mapping(json.loads(body))
@@ -775,15 +777,15 @@ def parse(body: bytes) -> Obj:
 
 
 def items_of(items: bytes, slim: Callable[[Obj], Obj]) -> list[Obj]:
-    """What slim() keeps of the items of a list, parsed one by one: a whole page takes ten times its bytes."""
+    """What slim() keeps of each item of a list. They are parsed one by one: a whole page takes ten times its bytes."""
     text, at, decode, found = str(items, "utf-8", "replace").strip(), 0, json.JSONDecoder().raw_decode, list[Obj]()
     try:
         while at < len(text):
             item, end = decode(text, at)
             found.append(slim(item))
-            at = BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+            at = BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it also matches the empty string
         return found
-    except (ValueError, RecursionError):  # it is not JSON, or an item is nested too deeply
+    except (ValueError, RecursionError):  # not JSON, or an item is nested too deeply
         return list(map(slim, parse(shallow(b'{"items":[%b]}' % items))["items"]))
 
 
@@ -795,12 +797,12 @@ READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "
 
 
 def slim_milvus(milvus: Obj) -> Obj:
-    """What is read here of a Milvus."""
+    """The parts of a Milvus that are used here."""
     return {"metadata": pick(milvus["metadata"], IDENTITY)} | pick(milvus, ("spec", "status"))
 
 
 def slim_pod(pod: Obj) -> Obj:
-    """What is read here of a pod, a fifth of it: all pods are in memory at once."""
+    """The parts of a pod that are used here, a fifth of it: all pods are in memory at once."""
     metadata, owner = pick(pod["metadata"], IDENTITY), controller_of(pod)
     metadata["labels"] = pick(labels_of(pod), OUR_LABELS)
     metadata["annotations"] = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
@@ -811,16 +813,16 @@ def slim_pod(pod: Obj) -> Obj:
 
 # --- The requests ---
 class Cluster:
-    """The requests to one API server. Its methods raise ApiError. Files and plugins renew the credentials, so `connect`
-    is called again once a minute, and before the next pass when they are not accepted."""
+    """The requests to one API server. The methods raise ApiError. Credentials are renewed by files and plugins, so
+    `connect` is called again once a minute, and before the next pass if the credentials were not accepted."""
 
     def __init__(self, connect: Callable[[], Connection], timeout: float = 30, dry_run: bool = False,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
-        self.would = "dry run, not really: " if dry_run else ""
+        self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
-        self.answered = self.connected = clock()  # when there was an answer, when `connect` was called last
-        self.accepted = True  # whether the credentials were, as far as is known
+        self.answered = self.connected = clock()  # when the last answer came, when `connect` was last called
+        self.accepted = True  # whether the credentials are, as far as we know
         self.use(connect())
 
     def use(self, connection: Connection) -> None:
@@ -831,13 +833,13 @@ class Cluster:
         self.server = public(api.configuration.host)
 
     def reconnect(self) -> None:
-        """Connect anew when it is time to; while the credentials are the same, so are the connections."""
+        """Connect again if it is time to. The connections are kept as long as the credentials are the same."""
         if self.accepted and self.clock() < self.connected + 60:
             return
         self.connected, self.accepted = self.clock(), True
         try:
             new = self.connect()
-        except Unusable as error:  # a file that is gone, or half written
+        except Unusable as error:  # a file is missing, or half written
             new = self.connection._replace(complaint=error.message)
         if new.credentials != self.connection.credentials and not new.complaint:
             self.use(new)
@@ -845,7 +847,7 @@ class Cluster:
 
     def request(self, verb: str, resource: Resource, namespace: str | None, read: Callable[[bytes], Any] = parse,
                 **arguments: Any) -> Any:  # fmt: skip
-        """Send one request of the dynamic client, and count it; returns what `read` makes of the answer, a dict."""
+        """Send one request with the dynamic client, and count it. Returns what `read` makes of the answer: a dict."""
         asked = "list" if verb == "get" and "name" not in arguments else verb
         if self.dry_run and verb in ("create", "patch"):
             arguments["dry_run"] = "All"
@@ -862,7 +864,7 @@ class Cluster:
             REQUESTS.labels(asked, resource.name, code).inc()
 
     def send(self, call: Callable[..., Any], **arguments: Any) -> tuple[str, bytes]:
-        """Returns the code and the body of the answer."""
+        """Return the code and the body of the answer."""
         try:
             response = call(serialize=False, _request_timeout=self.timeout, **arguments)
             return str(response.status), response.data
@@ -874,13 +876,13 @@ class Cluster:
                 raise ApiError(0, f"no answer within {self.timeout:g} s", "Timeout") from None
             text = str(error.args[-1] if error.args else type(error).__name__)
             raise ApiError(0, re.sub(r"^\S*Connection\(.*?\): ", "", public(text))) from None
-        except ValueError:  # its text may be the credentials
-            raise ApiError(0, "the credentials have characters that no HTTP header can hold") from None
+        except ValueError:  # its text may contain the credentials
+            raise ApiError(0, "the credentials contain characters that are not allowed in an HTTP header") from None
         finally:
             self.answered = self.clock()
 
     def trouble(self, error: ApiError, verb: str, resource: str, namespace: str | None) -> tuple[str, str] | None:
-        """The key of what hits all alike, and one line: what happened, and what to do. The words may vary."""
+        """If the cause affects more than one object: its key, and one line that says what happened and what to do."""
         right, advice = f"{verb} {resource} in {place(namespace)}", self.connection.complaint
         if error.is_stranger:
             advice = advice or "log in again, or renew the token in the kubeconfig"
@@ -889,7 +891,7 @@ class Cluster:
             return "server", f"cannot reach {self.server}: {error}"
         if verb == "list" and error.code == 404:
             crd = f"{PLURAL}.{GROUP}"
-            return crd, f"{self.server} knows no {crd}: install the CRD with `kubectl apply -f crd.yaml`"
+            return crd, f"{self.server} does not serve {crd}: install the CRD with `kubectl apply -f crd.yaml`"
         if "cannot set blockOwnerDeletion" in str(error):  # the words of OwnerReferencesPermissionEnforcement
             right = f"update {PLURAL}/finalizers in {place(namespace)}"
         elif f'cannot {verb} resource "{resource}"' not in str(error):  # the words of RBAC
@@ -898,7 +900,7 @@ class Cluster:
 
     def list_all(self, resource: Resource, namespace: str | None, slim: Callable[[Obj], Obj],
                  **selectors: str) -> tuple[list[Obj], int]:  # fmt: skip
-        """All objects of a list, and its revision. A page that equals one of the last time is not parsed again."""
+        """All objects of a list, and its revision. A page that is the same as last time is not parsed again."""
         before, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
         found = list[Obj]()
 
@@ -921,38 +923,38 @@ class Cluster:
                 return found, int(page.get("resourceVersion") or 0)
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj], int]:
-        """The pods that may be ours, then the Milvus (so no wish is older than a pod), and the revision of the pods."""
+        """The pods that may be ours, then the Milvus (so that no spec is older than a pod), and the pods' revision."""
         found, revision = self.list_all(self.pods, namespace, slim_pod, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}")
         return found, self.list_all(self.milvuses, namespace, slim_milvus)[0], revision
 
     def create(self, milvus: Obj, pod: Obj) -> Obj:
-        """With storage its claim comes first: no claim, no pod."""
+        """With storage, the claim comes first: no claim, no pod."""
         self.claim(milvus, pod)
         return slim_pod(self.send_pod(milvus, pod))
 
     def send_pod(self, milvus: Obj, pod: Obj, **options: Any) -> Obj:
-        """The server refuses a misspelt field, which it would drop without `Strict`."""
+        """With `Strict` the server refuses a misspelt field, instead of dropping it."""
         body, options["query_params"] = new_pod(milvus, ordinal_of(milvus, pod) or 0), [("fieldValidation", "Strict")]
         return mapping(self.request("create", self.pods, namespace_of(pod), body=body, **options))
 
     def claim(self, milvus: Obj, pod: Obj) -> Obj:
-        """Make the PersistentVolumeClaim of a pod, if it has one and it is not there. One that is ending is none."""
+        """Create the PersistentVolumeClaim of a pod that needs one, unless it exists. An ending one must go first."""
         body, namespace = new_claim(milvus, pod), namespace_of(pod)
         try:
             if body:
                 self.request("create", self.claims, namespace, body=body)
-                tell(logging.INFO, milvus, "missing", f"{self.would}created claim {full_name(body)}: missing", pod)
-        except ApiError as error:  # also of a claim that is there: a quota is asked before the name
+                tell(logging.INFO, milvus, "missing", f"created claim {full_name(body)}{self.would}: missing", pod)
+        except ApiError as error:  # even if the claim exists: the quota is checked before the name
             claim, unread = attempt(lambda: self.request("get", self.claims, namespace, name=claim_name(pod)))
             if not claim:
                 raise (unread if unread and unread.trouble else error) from None
             if is_ending(claim):
-                text = f"claim {claim_name(pod)} is being deleted; its pod waits until that is done"
+                text = f"claim {claim_name(pod)} is being deleted; the pod is created when it is gone"
                 raise ApiError(409, text, CLAIM_TERMINATING) from None
         return pod
 
     def vet(self, milvus: Obj, pod: Obj) -> Obj:
-        """Raise if a dry run of the pod's creation is refused. That its name is taken is checked last: it means yes."""
+        """Raise if a dry run of creating the pod is refused. AlreadyExists means accepted: names are checked last."""
         try:
             self.send_pod(milvus, pod, dry_run="All")
         except ApiError as error:
@@ -961,7 +963,7 @@ class Cluster:
         return pod
 
     def look(self, pod: Obj) -> Obj | None:
-        """What holds a name that is taken: ours without its labels, one that is leaving, or somebody else's."""
+        """The pod that has a name which is taken: ours without its labels, one that is ending, or somebody else's."""
         try:
             return slim_pod(self.request("get", self.pods, namespace_of(pod), name=name_of(pod)))
         except ApiError as error:
@@ -970,31 +972,34 @@ class Cluster:
         return None
 
     def announce(self, milvus: Obj, pod: Obj) -> Obj:
-        """Name the Ready pod that is about to be deleted, if the Milvus has not changed; returns it as it is then."""
+        """Announce in the status which Ready pod is about to be deleted, if the Milvus has not changed. Returns the
+        Milvus as it is then."""
         if "status" not in milvus:
-            return milvus  # the original CRD has none: there, only a single copy is safe
-        announced = f"{uid_of(pod)} {timestamp('microseconds')}"  # never twice the same: the version has to change
+            return milvus  # as with the original CRD; there, only a single copy is safe
+        announced = f"{uid_of(pod)} {timestamp('microseconds')}"  # always new, so that the resourceVersion changes
         return slim_milvus(self.patch_status(milvus, {"disruptedPod": announced}))
 
     def delete(self, milvus: Obj, pod: Obj) -> Obj | None:
-        """A pod that was not Ready when it was listed is deleted only if it has not changed: it may be Ready by now."""
+        """Delete a pod. One that was not Ready is deleted only if it has not changed since: it may be Ready by now.
+        Returns what is left of it, or None if it is gone."""
         body: Obj = {"preconditions": {"uid": uid_of(pod)}}
         if not is_ready(pod):
             body["preconditions"]["resourceVersion"] = version_of(pod)
-        if self.dry_run:  # in the body: with a body, the API server ignores ?dryRun=All and deletes
+        if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
         left = self.request("delete", self.pods, namespace_of(pod), name=name_of(pod), body=body)["metadata"]
-        # The answer is the pod: gone with a grace period of 0, unless a finalizer keeps it, else on its way.
+        # With a grace period of 0 the pod in the answer is gone, unless a finalizer keeps it; otherwise it is ending.
         if left.get("deletionGracePeriodSeconds") == 0 and not self.dry_run and not pod["metadata"].get("finalizers"):
             return None
         return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": left.get("deletionTimestamp") or "now"}}
 
     def adopt(self, milvus: Obj, pod: Obj) -> Obj:
-        """Like the ReplicaSet controller, only after one more look: the pods of an owner that is gone are collected."""
+        """Take over an orphan, after one more look at the owner, as the ReplicaSet controller does: the garbage
+        collector deletes the pods of an owner that is gone."""
         now = self.request("get", self.milvuses, namespace_of(milvus), name=name_of(milvus))
         if is_ending(now) or uid_of(now) != uid_of(milvus):
             raise ApiError(409, "the Milvus has changed")
-        return self.patch_metadata(pod, {"ownerReferences": [owner_reference(milvus)]})  # merged with others by UID
+        return self.patch_metadata(pod, {"ownerReferences": [owner_reference(milvus)]})  # merges by UID
 
     def label(self, milvus: Obj, pod: Obj) -> Obj:
         return self.patch_metadata(pod, {"labels": pod_labels(milvus, ordinal_of(milvus, pod) or 0)})
@@ -1004,14 +1009,14 @@ class Cluster:
         return slim_pod(self.request("patch", self.pods, namespace_of(pod), name=name_of(pod), body=body))
 
     def patch_status(self, milvus: Obj, status: Obj) -> Obj:
-        """Only if the Milvus has not changed: its UID is not checked here."""
+        """Write the status, if the Milvus has not changed; a resourceVersion covers the UID, too."""
         body = {"metadata": {"resourceVersion": version_of(milvus)}, "status": status}
         return mapping(self.request("patch", self.milvuses.status, namespace_of(milvus), name=name_of(milvus),
                                     body=body, content_type=MERGE_PATCH))  # fmt: skip
 
 
 def public(text: str) -> str:
-    """The text without the passwords in addresses."""
+    """The text without passwords in URLs."""
     return re.sub("//[^/ ]*@", "//", text)
 
 
@@ -1019,11 +1024,11 @@ def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
-# ---------- The loop: each Milvus that is not at rest is a job, which a worker (a thread of the pass) serves ----------
+# ---------- The loop: each Milvus that is not at rest is a job for one of the workers, which are threads ----------
 
 
 class Rest(NamedTuple):
-    """Until when something is not tried again, how long that was, what it was, and why."""
+    """A back-off: until when something is not tried again, the delay, its verb, and why."""
 
     until: float = -math.inf
     delay: float = 0
@@ -1039,23 +1044,23 @@ class Rest(NamedTuple):
 
 @dataclass
 class Memory:
-    """What is kept of a Milvus from one pass to the next; in brackets, what happens when it is lost: no harm."""
+    """What is kept about a Milvus between passes. In brackets: what happens if it is lost, which is never harmful."""
 
-    spec: tuple[int, bool] = (0, False)  # the generation that the rests are about, and whether there is a status
-    rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (it is tried once more)
-    replaced: Rest = Rest()  # noqa: RUF009  # until then finished pods are not replaced (they are, once more)
-    vetted: str = ""  # the fingerprint of the template that the API server accepts (it is asked once more)
-    announced: tuple[str, float] = ("", 0)  # status.disruptedPod, and since when it is that (it waits for longer)
-    flying: set[str] = field(default_factory=set)  # pods with a write under way (it is repeated)
-    settled: tuple[str, ...] = ()  # the versions of it and its pods when nothing was left to do (it is looked at)
-    wake: float = math.inf  # when it is looked at nevertheless
-    served: float = -math.inf  # when it had its last write: who waits longest goes first (others do)
-    state: str = "progressing"  # one of STATES, for the metrics (it is found again)
-    said: str = ""  # what was told of the Reconciled condition, when it is not just that (it is told again)
-    stories: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # to tell as events (one is missing)
+    spec: tuple[int, bool] = (0, False)  # the generation that the rests belong to, and whether there is a status
+    rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (one more try)
+    replaced: Rest = Rest()  # noqa: RUF009  # until then finished pods are not replaced (one more is)
+    vetted: str = ""  # the fingerprint that the API server has accepted (it is asked again)
+    announced: tuple[str, float] = ("", 0)  # status.disruptedPod, and since when (the wait is longer)
+    flying: set[str] = field(default_factory=set)  # pods with a write in progress (it is repeated)
+    settled: tuple[str, ...] = ()  # the resourceVersions when nothing was left to do (it is served again)
+    wake: float = math.inf  # when it is served again even if nothing has changed
+    served: float = -math.inf  # the time of the last write; who waits longest goes first (another does)
+    state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
+    said: str = ""  # what was logged about the Reconciled condition (it is logged again)
+    stories: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # to write as events (one is lost)
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
-        """Forget what is over: refusals of an earlier spec, or a quota's before a pod went; replacements long ago."""
+        """Forget refusals of an earlier spec or status, those from before a pod went, and replacements long ago."""
         spec = (generation_of(milvus), "status" in milvus)
         if spec != self.spec:
             self.spec, self.rests = spec, {}
@@ -1068,7 +1073,7 @@ class Memory:
         self.settled = ()
 
     def hold(self, key: str, verb: str, words: Words, transient: bool, now: float) -> None:
-        """Let it rest; several failures of one try are one, and the words stay while the reason does: they may vary."""
+        """Begin or extend a rest. Several failures of one try count once. The words change only with the reason."""
         before, (first, most) = self.rests.get(key, Rest()), (1, 30) if transient else (10, 300)
         if now >= before.until:
             words = before.words if before.words.reason == words.reason else words
@@ -1084,14 +1089,14 @@ class Memory:
 
 @dataclass
 class Job:
-    """One Milvus in one pass, with a view of its pods that the answers keep up to date."""
+    """One Milvus in one pass, with a view of its pods that each answer updates."""
 
     milvus: Obj
     pods: dict[str, Obj]  # by name
     memory: Memory
-    newer: bool  # whether the pods were listed after the last change of the Milvus, and none was disrupted since
+    newer: bool  # whether the pods were listed after the Milvus last changed, and none has been disrupted since
     versions: tuple[str, ...]
-    changed: set[str] = field(default_factory=set)  # pods that are no longer as they were listed
+    changed: set[str] = field(default_factory=set)  # pods that have changed since they were listed
     failures: int = 0
     outdated: bool = False  # whether the Milvus has changed since it was listed
     lock: threading.Lock = field(default_factory=threading.Lock)  # of disruptions
@@ -1099,49 +1104,49 @@ class Job:
 
 @dataclass
 class Pass:
-    """One pass. Whatever happens in it is appended to `happened`, by any thread."""
+    """One pass. Any thread appends to `happened` what it has done."""
 
     started: float
     workers: ThreadPoolExecutor
-    deadline: float = math.inf  # after it nothing new is written
+    deadline: float = math.inf  # after that, no new write begins
     spare: bool = False  # whether there are more workers than jobs
-    done: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # counts the jobs that are
+    done: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # counts finished jobs
     happened: list[str] = field(default_factory=list)
-    troubles: dict[str, str] = field(default_factory=dict)  # what was wrong with the lists, or unexpected
+    troubles: dict[str, str] = field(default_factory=dict)  # failed lists, and unexpected errors
 
     def counted(self) -> str:
-        """What was written, in words."""
+        """What was written, for the log."""
         count = Counter(self.happened)
         return ", ".join(f"{count[kind]} {kind}" for kind in WRITTEN if count[kind]) or "nothing written"
 
 
 class Operator:
-    """Serves Milvus resources: `run()` for ever, `run_once()`, or one `run_pass()`."""
+    """Serves Milvus resources: `run()` forever, `run_once()`, or a single `run_pass()`."""
 
-    ROUNDS = 6  # of deciding upon the outcome of the round before: adopt, label, vet, delete, create, once more
-    GRACE = 0.25  # seconds that a pass waits at its end for the writes under way
+    ROUNDS = 6  # of deciding again, based on the answers: adopt, label, vet, delete, create, and one spare
+    GRACE = 0.25  # seconds that a pass waits at its end for writes in progress
 
     def __init__(self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int) -> None:
         self.cluster, self.interval, self.workers, self.clock = cluster, interval, workers, cluster.clock
         self.namespaces = list(namespaces)
-        self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace that was listed, then by UID
+        self.memories: dict[str | None, dict[str, Memory]] = {}  # by the namespace that was listed, then by UID
         self.unlisted = Rest()  # while lists fail
-        self.troubles: dict[str, str] = {}  # that were logged, and are not over
-        self.turned = self.good = self.clock()  # when the loop last went on; when the last good pass ended
+        self.troubles: dict[str, str] = {}  # that have been logged and are not resolved
+        self.turned = self.good = self.clock()  # when the loop last made progress; when the last good pass ended
         self.stopping = self.warned = False
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_turning(self) -> bool:
-        """Whether the loop goes on. A server that is down or slow does not stop it: each request has its time-out."""
+        """Whether the loop makes progress. It does even if the server is down or slow: each request has a time-out."""
         last = max(self.turned, self.cluster.answered)
         return self.clock() - last < max(self.interval, 30) + self.cluster.timeout + 10
 
     def is_ready(self) -> bool:
-        """Whether all that is to be served has been listed once."""
+        """Whether every namespace has been listed at least once."""
         return self.memories.keys() >= {*self.namespaces}
 
     def run_once(self) -> bool:
-        """Do everything that can be done now, again where it changed meanwhile; returns whether all went well."""
+        """Do everything that can be done now, again if something changed meanwhile; returns whether all went well."""
         for _ in range(5):
             happened = self.run_pass(once=True).happened
             if "changed" not in happened:
@@ -1149,7 +1154,7 @@ class Operator:
         return False
 
     def run(self) -> NoReturn:
-        """Make a pass whenever one is due, for ever: sooner while a list fails, later while all of them do."""
+        """Make a pass whenever one is due, forever: sooner while some lists fail, later while all of them do."""
         while True:
             this, wait = self.run_pass(), self.interval
             gc.collect()
@@ -1158,7 +1163,7 @@ class Operator:
             time.sleep(max(0, this.started + wait - self.clock()))
 
     def run_pass(self, once: bool = False) -> Pass:
-        """Serve all namespaces. Nothing new is written when the next pass is due, but with `once`."""
+        """Serve all namespaces. No new write begins once the next pass is due, except with `once`."""
         this = Pass(self.clock(), ThreadPoolExecutor(self.workers))
         self.cluster.reconnect()
         jobs = self.list_jobs(this)
@@ -1184,12 +1189,12 @@ class Operator:
         return jobs
 
     def jobs_of(self, this: Pass, namespace: str | None) -> list[Job]:
-        """From the lists of a namespace, or of all. Raises ApiError."""
+        """The jobs from the lists of one namespace, or of all. Raises ApiError."""
         jobs = list[Job]()
         found, wanted, revision = self.cluster.snapshot(namespace)
         uids, known, now = {uid_of(milvus) for milvus in wanted}, self.memories.get(namespace, {}), self.clock()
         memories = self.memories[namespace] = {uid: known.get(uid) or Memory() for uid in uids}
-        # By the UID of the owner, or for orphans and strangers by the name in their instance label.
+        # By the owner's UID or, for orphans and strangers, by the name in the instance label.
         index: dict[Any, list[Obj]] = defaultdict(list)
         for pod in found:
             owner = owner_uid(pod)
@@ -1198,7 +1203,7 @@ class Operator:
         for milvus in wanted:
             memory, where = memories[uid_of(milvus)], namespace_of(milvus)
             pods = index.get((where, uid_of(milvus)), []) + index.get((where, name_of(milvus)), [])
-            versions = (str("status" in milvus), *map(version_of, (milvus, *pods)))  # of some CRDs it has no status
+            versions = (str("status" in milvus), *map(version_of, (milvus, *pods)))  # some CRDs have no status
             if memory.settled == versions and now < memory.wake:
                 this.happened += ["failed"] * (memory.state == "failed")
             elif not is_ending(milvus):
@@ -1208,24 +1213,24 @@ class Operator:
         return jobs
 
     def wait_for(self, this: Pass, left: int, end: float) -> None:
-        """Wait until all jobs are done, or it is that late: what hangs then is left alone, and so is its pod."""
+        """Wait until all jobs are done, or until `end`. What still hangs then is left alone, with its pod."""
         told = self.clock()
         while left and (now := self.clock()) < end:
             self.turned = now
             if now - told >= 5:
                 told = now
                 gc.collect()
-                log.info("writing: %s so far, %d Milvus to go", this.counted(), left)
+                log.info("in progress: %s so far, %d Milvus left", this.counted(), left)
             left -= this.done.acquire(timeout=min(end - now, 1))
 
     def work(self, this: Pass, job: Job, *stages: Callable[[Pass, Job], None]) -> None:
-        """One stage of a job. If that wrote, it goes to the back of the line, so that the pods of all come before
-        the statuses; but one in twenty goes on at once: a long burst must not hide all statuses."""
+        """Run one stage of a job. If it wrote anything, the job then goes to the back of the queue, so that everybody's
+        pods come before the statuses. One in twenty goes on at once: a long burst must not hide all statuses."""
         if not stages or self.is_over(this):
             this.done.release()
             return
         _, error = attempt(functools.partial(stages[0], this, job))
-        if error and not self.is_over(this):  # whatever is in it, one Milvus never harms another
+        if error and not self.is_over(this):  # whatever it contains, one Milvus never harms another
             this.happened.append("failed")
             this.troubles[full_name(job.milvus)] = f"milvus {full_name(job.milvus)}: {error}"
         if job.memory.served < this.started or len(this.happened) % 20 == 0:
@@ -1234,7 +1239,7 @@ class Operator:
             this.workers.submit(self.work, this, job, *stages[1:])
 
     def serve_pods(self, this: Pass, job: Job) -> None:
-        """Decide what to do about its pods, do it, and decide again upon the answers; eight failures end it for now."""
+        """Decide what to do about its pods, do it, and decide again based on the answers. Eight failures end this."""
         for _ in range(self.ROUNDS):
             todo, size = self.actions(job), 1
             if not todo:
@@ -1244,27 +1249,27 @@ class Operator:
                 act = functools.partial(self.act, this, job)
                 list(this.workers.map(act, batch) if len(batch) > 1 else map(act, batch))
                 if self.is_over(this):
-                    job.memory.served = -math.inf  # the next pass begins with it
+                    job.memory.served = -math.inf  # first in the next pass
                     return
                 if job.failures >= 8 and this.deadline < math.inf:
                     return
-                size *= 2 if this.spare else 1  # like the ReplicaSet controller: what is refused costs few requests
+                size *= 2 if this.spare else 1  # as in the ReplicaSet controller, so that refusals cost few requests
         this.happened.append("changed")
 
     def actions(self, job: Job) -> list[Action]:
-        """What is to be done and does not rest; what has failed comes last. Rests of what is no longer to do end."""
+        """What is to be done and does not rest; what has failed before comes last. A rest ends if its action does."""
         memory, milvus, pods, now = job.memory, job.milvus, job.pods.values(), self.clock()
         try:
             found, wanted = strangers(milvus, pods), {pod_name(milvus, i) for i in range(replicas_of(milvus))}
         except Invalid:
-            return []  # its status says why
+            return []  # the status says why
         resting, fingerprint, (announced, since) = memory.resting(now), template_hash(milvus), memory.announced
         conflicts = {key for key, rest in dict(memory.rests).items() if rest.words.reason == NAME_CONFLICT}
         announced = announced.partition(" ")[0] if now < since + 60 else ""
         limits = Limits(
             replace=now >= memory.replaced.until,
             vetted=memory.vetted == fingerprint,
-            held=found.keys() | (conflicts & resting & wanted) - job.pods.keys(),  # some are in no list
+            held=found.keys() | (conflicts & resting & wanted) - job.pods.keys(),  # some are not in the lists
             skip=job.changed,
         )
         if memory.rests:
@@ -1280,10 +1285,10 @@ class Operator:
         return sorted(todo, key=lambda action: name_of(action.pod) in memory.rests)
 
     def act(self, this: Pass, job: Job, action: Action) -> None:
-        """Carry out one action, and take its outcome into the view and the memory."""
+        """Carry out one action, and record its outcome in the job and the memory."""
         memory, name, now = job.memory, name_of(action.pod), self.clock()
         if self.is_over(this) or action.verb in memory.resting(now) or (action.disrupts and job.outdated):
-            return  # too late, or all of these were refused a moment ago
+            return  # too late, or an action of this kind has just been refused for all
         memory.served = now
         memory.flying.add(name)
         answer, error = attempt(functools.partial(self.perform, job, action))
@@ -1302,14 +1307,14 @@ class Operator:
                 memory.hold(name, "create", words, False, self.clock())
 
     def perform(self, job: Job, action: Action) -> tuple[Obj | None, bool]:
-        """The pod as it is now, None when there is none of that name, and whether the action is done."""
+        """The pod as it is now, or None if there is none of that name; and whether the action is done."""
         try:
             if not action.disrupts:
                 return getattr(self.cluster, action.verb)(job.milvus, action.pod), True
-            with job.lock:  # one after the other: each announcement needs the version that the last one made
+            with job.lock:  # one at a time: each announcement needs the resourceVersion of the last
                 began = self.clock()
                 job.milvus, job.newer = self.cluster.announce(job.milvus, action.pod), False
-                if self.clock() > began + 20:  # others wait for this delete for a minute only
+                if self.clock() > began + 20:  # other copies wait only a minute for this delete
                     raise ApiError(409, "the announcement took too long")
                 return self.cluster.delete(job.milvus, action.pod), True
         except ApiError as error:
@@ -1322,7 +1327,7 @@ class Operator:
         if verb == "vet":
             memory.vetted = template_hash(job.milvus)
         if verb == "claim":
-            job.changed.add(name_of(action.pod))  # the scheduler's turn
+            job.changed.add(name_of(action.pod))  # now it is the scheduler's turn
         if verb not in DONE:
             return
         reason = DONE[verb].capitalize()
@@ -1332,26 +1337,26 @@ class Operator:
                 memory.replaced = Rest.after(memory.replaced, 10, 300, self.clock())
         memory.stories.setdefault((reason, action.reason, False), []).append(name_of(action.pod))
         this.happened.append(DONE[verb])
-        text = f"{self.cluster.would}{DONE[verb]} pod {full_name(action.pod)}: {action.reason}"
+        text = f"{DONE[verb]} pod {full_name(action.pod)}{self.cluster.would}: {action.reason}"
         tell(logging.INFO, job.milvus, action.reason, text, action.pod)
 
     def failed(self, this: Pass, job: Job, action: Action, error: ApiError) -> None:
-        """A conflict is a change, to be decided anew; anything else rests, a pod alone or all of a kind."""
+        """After a conflict, decide again; anything else rests: one pod, or all actions of a kind."""
         memory, name, words, verb = job.memory, name_of(action.pod), error.words(), action.verb
         if error.is_conflict or (error.code == 404 and verb in ("delete", "adopt", "label")):
             this.happened.append("changed")
             job.outdated = job.outdated or action.disrupts
-            if verb != "create":  # a quota has changed, not the pod
+            if verb != "create":  # there it is a quota that has changed, not the pod
                 job.changed.add(name)
             return
-        if action.disrupts and error.code not in (0, 502, 503, 504):  # it is still there: the others need not wait
+        if action.disrupts and error.code not in (0, 502, 503, 504):  # the pod is still there, so others need not wait
             memory.announced = announced_of(job.milvus), -math.inf
         all_alike = verb == "vet" or (error.trouble and error.code) or words.reason == QUOTA_EXCEEDED
         memory.hold(verb if all_alike else name, verb, words, error.is_transient, self.clock())
         job.failures += words.reason != CLAIM_TERMINATING
 
     def write_status(self, this: Pass, job: Job) -> None:
-        """Write the status of a Milvus if it differs from the present one, and say what is new."""
+        """Write the status of a Milvus if it has changed, and report what is new."""
         memory, milvus, pods = job.memory, job.milvus, job.pods.values()
         problems = {key: rest.words for key, rest in dict(memory.rests).items() if key not in ("status", "events")}
         with contextlib.suppress(Invalid):
@@ -1386,11 +1391,11 @@ class Operator:
             this.happened.append("failed")
             memory.hold("status", "status", error.words(), error.is_transient, self.clock())
         else:
-            this.happened.append("status")
+            this.happened.append(WRITTEN[-1])
             memory.release(["status"])
 
     def settle(self, this: Pass, job: Job) -> None:
-        """When all is done and said it is at rest, until something about it changes, or something waits no longer."""
+        """If everything is done and reported, it is at rest until something about it changes, or a rest ends."""
         memory = job.memory
         idle = memory.served < this.started and not memory.flying and (not memory.stories or "events" in memory.rests)
         if idle and job.newer:
@@ -1400,7 +1405,7 @@ class Operator:
             memory.wake = min((time for time in times if time > this.started), default=math.inf)
 
     def say(self, job: Job, reconciled: Obj) -> None:
-        """Say what is new about a Milvus, in the log and by an event, and when it is over."""
+        """Report a new condition of a Milvus in the log and as an event, and also when it is resolved."""
         memory, before, warning = job.memory, job.memory.said, reconciled["status"] == "False"
         reason, message = reconciled["reason"], reconciled["message"]
         known = reconciled == condition_of(job.milvus, "Reconciled")
@@ -1409,14 +1414,14 @@ class Operator:
             return
         if not memory.said:
             message, known = f"no longer {before.partition(':')[0]}", False
-        if warning or not known:  # what is known was said by another copy, or before this one started
+        if warning or not known:  # if it is known, another copy has logged it, or this one before a restart
             level = logging.WARNING if warning else logging.INFO
             tell(level, job.milvus, reason, f"milvus {full_name(job.milvus)}: {reason}: {message}")
         if not known:
             memory.stories[reason, message, warning] = []
 
     def write_events(self, this: Pass, job: Job) -> None:
-        """Tell the stories of a Milvus. Nothing depends on them."""
+        """Write the events of a Milvus. Nothing depends on them."""
         memory = job.memory
         while memory.stories and not self.is_over(this) and "events" not in memory.resting(self.clock()):
             story = next(iter(dict(memory.stories)))
@@ -1430,20 +1435,20 @@ class Operator:
                 memory.hold("events", "events", error.words(), False, self.clock())
 
     def report(self, this: Pass) -> None:
-        """The pass, in the log and in the metrics."""
+        """Report the pass in the log and in the metrics."""
         memories = self.all_memories()
         rests = (rest.words.trouble for memory in memories for rest in dict(memory.rests).values())
         troubles = dict(this.troubles) | dict(trouble for trouble in rests if trouble)
         for key in troubles.keys() - self.troubles.keys():
             log.error(troubles[key])
         for key in self.troubles.keys() - troubles.keys():
-            log.info("works again, was: %s", self.troubles[key])
+            log.info("resolved: %s", self.troubles[key])
         self.troubles = {key: self.troubles.get(key, text) for key, text in troubles.items()}
         now, counted, count = self.clock(), this.counted(), Counter(this.happened)
         self.good = self.good if troubles else now
         level = logging.DEBUG if counted == "nothing written" else logging.INFO
-        log.log(level, "%spass over %d Milvus and %d pods: %s, %.2f s", "dry run, " if self.cluster.dry_run else "",
-                count["milvus"], count["pod"], counted, now - this.started)  # fmt: skip
+        log.log(level, "pass over %d Milvus and %d pods%s: %s, %.2f s", count["milvus"], count["pod"],
+                self.cluster.would, counted, now - this.started)  # fmt: skip
         PASSES.labels("failure" if troubles else "success").inc()
         PASS_SECONDS.observe(now - this.started)
         states = Counter(memory.state for memory in memories)
@@ -1454,11 +1459,11 @@ class Operator:
         return [memory for some in list(self.memories.values()) for memory in list(some.values())]
 
     def is_over(self, this: Pass) -> bool:
-        """Whether nothing new is to be written."""
+        """Whether no new write may begin."""
         return self.stopping or self.clock() >= this.deadline
 
     def finish(self) -> None:
-        """Begin nothing new, and give the writes under way four seconds, also those of earlier passes."""
+        """Begin no new write, and give those in progress four seconds, including those of earlier passes."""
         self.stopping, end = True, self.clock() + 4
         while self.clock() < end and any(memory.flying for memory in self.all_memories()):
             time.sleep(0.05)
@@ -1470,7 +1475,7 @@ def timestamp(precision: str = "seconds") -> str:
 
 
 def tell(level: int, milvus: Obj, reason: str, text: str, pod: Obj | None = None) -> None:
-    """Log a line about a Milvus, with fields for those who read it as JSON."""
+    """Log a line about a Milvus, with fields for JSON logs."""
     fields = {"namespace": namespace_of(milvus), "milvus": name_of(milvus)}
     fields |= ({"pod": name_of(pod)} if pod else {}) | {"reason": reason}
     log.log(level, "%s", text, extra={"fields": fields})
@@ -1480,7 +1485,7 @@ def tell(level: int, milvus: Obj, reason: str, text: str, pod: Obj | None = None
 
 
 class Health(metrics.MetricsHandler):
-    """`/healthz`: the loop turns. `/readyz`: all has been listed once. `/metrics`: for Prometheus."""
+    """`/healthz`: the loop makes progress. `/readyz`: everything has been listed once. `/metrics`: for Prometheus."""
 
     operator: Operator
     timeout = 5  # seconds for a client to send its request
@@ -1502,11 +1507,11 @@ class HealthServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is not worth a line."""
+        """A client that disconnects is not worth a log line."""
 
 
 def serve_health(operator: Operator, port: int) -> None:
-    """Serve Health until the process ends; in a pod to all, elsewhere to this machine alone. Raises Unusable."""
+    """Serve Health until the process ends: in a pod on all addresses, elsewhere on localhost. Raises Unusable."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     if in_pod and socket.has_dualstack_ipv6():
         HealthServer.address_family = socket.AF_INET6
@@ -1527,7 +1532,7 @@ class Unusable(click.ClickException):
 
 
 class Connection(NamedTuple):
-    """A client, the default namespace, what it was made from, and what is wrong with the credentials, if anything."""
+    """A client, the default namespace, what both were made from, and what is wrong with the credentials, if any."""
 
     api: ApiClient
     namespace: str
@@ -1536,18 +1541,18 @@ class Connection(NamedTuple):
 
 
 def connect(path: str | None, context: str | None, connections: int) -> Connection:
-    """As kubectl finds the cluster; in a pod without a kubeconfig, the pod's own. Raises Unusable."""
+    """Find the cluster as kubectl does; in a pod without a kubeconfig, its own cluster. Raises Unusable."""
     settings, stack, complaints = Configuration(), contextlib.ExitStack(), logging.handlers.BufferingHandler(100)
     files = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
     found = any(map(os.path.exists, files.split(os.pathsep)))
     if not found and not in_pod:
         raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
-    logging.root.addHandler(complaints)  # the loader only logs that an exec plugin failed
+    logging.root.addHandler(complaints)  # if an exec plugin fails, the loader only logs it
     try:
         if found:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())  # certificates that the loader writes
-            merged = KubeConfigMerger(files)  # which takes the last current context of several files; kubectl the first
+            folder = stack.enter_context(tempfile.TemporaryDirectory())  # for certificates that the loader writes
+            merged = KubeConfigMerger(files)  # it takes the last current-context of several files, kubectl the first
             currents = (one.get("current-context") for one in merged.config_files.values())
             context = context or next(filter(None, currents), None)
             kubeconfig_loader.load_kube_config(files, context, settings, False, folder)
@@ -1562,7 +1567,7 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         return Connection(client, namespace or "default", made_from, " ".join(said.split()))
     except ImportError:
         raise Unusable(f"cannot use {files}: a SOCKS proxy needs the package PySocks (pip install PySocks)") from None
-    except Exception as error:  # the loader raises whatever a strange file makes it stumble on
+    except Exception as error:  # a malformed file may raise anything in the loader
         known = isinstance(error, ConfigException | OSError | yaml.YAMLError | urllib3.exceptions.HTTPError)
         text = public(" ".join(str(error).split())) if known else "it is not a kubeconfig"
         source = f"{files} or {SERVICE_ACCOUNT}" if in_pod else files
@@ -1575,32 +1580,32 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
 
 def new_client(settings: Configuration, connections: int) -> ApiClient:
     """The client for these settings. Raises OSError, and ImportError without PySocks."""
-    settings.retries = False  # a pass is the retry, and urllib3's own would multiply the time-out
+    settings.retries = False  # the next pass is the retry; urllib3's own retries would multiply the time-out
     settings.connection_pool_maxsize = connections
-    settings.refresh_api_key_hook = None  # Cluster.reconnect() does that, once for all threads
-    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}  # a file ends with a line break
+    settings.refresh_api_key_hook = None  # Cluster.reconnect() does that once for all threads
+    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}  # files end with a newline
     url = urllib3.util.parse_url(settings.host)
     if url.scheme not in ("http", "https") or not url.host:
-        raise OSError(f"its server {settings.host} is not an http or https address")
-    urllib3.disable_warnings()  # a kubeconfig that says insecure-skip-tls-verify means it
+        raise OSError(f"its server {settings.host} is not an http or https URL")
+    urllib3.disable_warnings()  # insecure-skip-tls-verify was the user's choice
     tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default since Python 3.13; older clusters' certificates fail it
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default since 3.13; certificates of older clusters fail it
     if not settings.verify_ssl:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file)
     api, files = ApiClient(settings), dict.fromkeys(("ca_certs", "cert_file", "key_file"))
-    api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}  # which has read the files
-    api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]  # a tenth of the cost of a create
+    api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}  # the context has read the files
+    api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]  # saves a tenth of the CPU of a create
     api.user_agent = f"{MANAGER}/{__version__}"
-    api.set_default_header("Accept-Encoding", "gzip")  # to decrypt lists is much of a quiet pass
+    api.set_default_header("Accept-Encoding", "gzip")  # decrypting lists is much of the cost of a quiet pass
     return api
 
 
 def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
-    """A number of seconds from the command line: above 0, and no longer than a clock can wait."""
+    """A number of seconds from the command line: greater than 0, and no longer than a clock can wait."""
     if not 0 < value < math.inf:
-        raise click.BadParameter("it must be a finite number of seconds above 0")
+        raise click.BadParameter("it must be a finite number of seconds greater than 0")
     return min(value, 1e8)
 
 
@@ -1611,16 +1616,16 @@ def namespace_names(context: click.Context, option: click.Parameter, value: tupl
 
 
 def end_on_signal(operator: Operator) -> None:
-    """On SIGTERM or SIGINT the writes under way get four seconds; a second signal ends the process at once. A thread
-    sees to that: a handler runs wherever the main thread happens to be, so it must neither wait nor raise."""
-    signals: SimpleQueue[int] = SimpleQueue()  # whose put() may come in the middle of another one
+    """On SIGTERM or SIGINT, writes in progress get four seconds; a second signal ends the process at once. A thread
+    does the waiting: a handler may run anywhere in the main thread, so it must neither wait nor raise."""
+    signals: SimpleQueue[int] = SimpleQueue()  # its put() is reentrant
 
     def end() -> None:
         signals.get()
         threading.Thread(target=lambda: os._exit(128 + signals.get()), daemon=True).start()
         operator.finish()
         log.info("stopped")
-        os._exit(0)  # a request that hangs must not hold up the end
+        os._exit(0)  # a request that hangs must not delay the exit
 
     threading.Thread(target=end, daemon=True).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -1637,7 +1642,7 @@ def json_line(record: logging.LogRecord) -> str:
 
 
 def start_log(verbose: bool, log_format: str) -> None:
-    """Lines for people or JSON objects for collectors, in UTC."""
+    """Log lines of text for people, or of JSON for collectors; times are in UTC."""
     handler = logging.StreamHandler()
     handler.format = json_line if log_format == "json" else text_line  # type: ignore[method-assign]
     log.addHandler(handler)
@@ -1650,21 +1655,21 @@ def start_log(verbose: bool, log_format: str) -> None:
                                  "max_content_width": 100, "show_default": True})  # fmt: skip
 @click.option("-n", "--namespace", "namespaces", metavar="NS", multiple=True, callback=namespace_names,
               envvar="MILVUS_OPERATOR_NAMESPACE",
-              help="Serve this namespace; repeatable. Default: the context's; in a pod, the pod's own.")  # fmt: skip
+              help="Serve this namespace; repeatable. Default: the context's or, in a pod, the pod's own.")  # fmt: skip
 @click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces.")
 @click.option("--interval", metavar="SECONDS", type=float, default=5, callback=seconds,
-              help="From the start of one pass to the start of the next.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Do all that can be done now, then exit: 0 when all went well, else 1.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+              help="Time from the start of one pass to the start of the next.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Do all that can be done now, then exit: 0 if all went well, else 1.")
+@click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", metavar="PATH", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", metavar="NAME", help="The kubeconfig context. Default: the current one.")
 @click.option("--timeout", metavar="SECONDS", type=float, default=30, callback=seconds,
-              help="For each read of an answer, and for connecting.")  # fmt: skip
-@click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, help="How many writes at once.")
+              help="Time-out for connecting, and for each read of an answer.")  # fmt: skip
+@click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, help="How many writes run at once.")
 @click.option("--health-port", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /healthz, /readyz, /metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text",
-              help="For people, or for collectors.")  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Log the passes that did nothing, too.")
+              help="Text is for people, JSON for log collectors.")  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Also log the passes that wrote nothing.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
     namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, dry_run: bool,
@@ -1677,18 +1682,18 @@ def main(
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
+        raise click.UsageError("-n/--namespace and -A/--all-namespaces cannot be used together.")
     start_log(verbose, log_format)
-    threading.stack_size(16 << 20)  # with the 1 MiB of musl, deep JSON would crash the threads that parse it
-    gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
-    gc.freeze()  # what was imported is never looked at
+    threading.stack_size(16 << 20)  # with musl's 1 MiB, deep JSON would crash the threads that parse it
+    gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
+    gc.freeze()  # leave the imports out of every collection
     cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
     served = namespaces or [None if all_namespaces else cluster.connection.namespace]
     operator = Operator(cluster, served, interval, workers)
     end_on_signal(operator)
     often = "once" if once else f"every {interval:g} s"
     log.info("milvus-operator %s serves %s %s on %s%s", __version__, ", ".join(map(place, served)), often,
-             cluster.server, ", as a dry run" if dry_run else "")  # fmt: skip
+             cluster.server, cluster.would)  # fmt: skip
     if health_port:
         serve_health(operator, health_port)
     if once:

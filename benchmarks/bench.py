@@ -1,7 +1,7 @@
 """Measures the operator beside the floor, bare requests and its peers, in one run on one machine.
 
     make bench                                   # everything, some 25 minutes on two cores
-    .venv/bin/python benchmarks/bench.py quiet   # only the rows whose function begins so
+    .venv/bin/python -m benchmarks.bench quiet   # only the rows whose function begins so
 
 It brings up etcd and kube-apiserver of the tests alone: no scheduler and no kubelet, so that
 the cores belong to what is measured. What is compared runs in turns (A B A B), and medians
@@ -30,16 +30,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+import milvus_operator as mo
+from benchmarks.cluster import MERGE, THREADS, Hands, milvus, milvuses_path, pods_path
+from local.controlplane import ControlPlane, Unavailable, commands, free_ports
+
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
-sys.path[:0] = [str(TOP), str(TOP / "tests")]
-
-import yaml  # noqa: E402
-from cluster import MERGE, THREADS, Hands, milvus, milvuses_path, pods_path  # noqa: E402
-from controlplane import ControlPlane, Unavailable, commands, free_ports  # noqa: E402
-
-import milvus_operator as mo  # noqa: E402
-
 ROUNDS = 3
 SIZES = (100, 300, 1000, 10000)  # Milvus, of three pods each
 TICKS = os.sysconf("SC_CLK_TCK")

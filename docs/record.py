@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))  # the folder of demo.py
+sys.path.insert(0, str(HERE.parent))
 
-import demo  # noqa: E402
+from local import demo  # noqa: E402
 
 did: list[tuple[float, str]] = []  # by the user
 seen: list[tuple[float, dict[str, tuple[str, str]]]] = []  # the UIDs and templates of the Ready pods
@@ -34,7 +34,7 @@ class Recorded(demo.Demo):
                 did.append((clock(), replicas.removeprefix("--").replace("=", ": ")))
             case "patch", *_, body:
                 did.append((clock(), f"new {next(iter(json.loads(body)['spec']))}"))
-            case "delete", kind, _:
+            case "delete", kind, *_:
                 did.append((clock(), f"delete {kind}"))
         return super().kubectl(*arguments, quiet=quiet)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import urllib3
-from conftest import Kube, Obj, eventually
-from controlplane import ControlPlane
 from kubernetes.client.exceptions import ApiException
-from wire import Handler
 
 import milvus_operator as mo
+from local.controlplane import ControlPlane
+from tests.kit import Kube, Obj, eventually
+from tests.wire import Handler
 
 WINDOW = 20  # seconds: a write is harm when it was right at no moment of what was asked in the time before it
 STRANGER = "stranger:1"

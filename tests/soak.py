@@ -1,6 +1,6 @@
 """A long run against a real control plane: users change their minds, the wire fails, and nothing grows.
 
-    PYTHONPATH=. python tests/soak.py [MINUTES]          # 60 by default; writes SOAK.md
+    python -m tests.soak [MINUTES]          # 60 by default; writes SOAK.md
 
 The operator runs as a process of its own. A recorder judges every write; memory, threads, open
 files and connections are read from /proc (Linux).
@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from chaos import Faults, Recorder, Users
-from conftest import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
-from controlplane import ControlPlane
-from wire import Wire
+from local.controlplane import ControlPlane
+from tests.chaos import Faults, Recorder, Users
+from tests.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.wire import Wire
 
 HERE = Path(__file__).resolve().parent
 

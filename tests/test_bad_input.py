@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire import Wire
 
 import milvus_operator as mo
+from tests.kit import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
+from tests.wire import Wire
 
 LEVELS = (90, 150, 900, 985, 2000, 4000, 8000)
 REASONS = {"Reconciled", "SpecIsText", "NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError"}

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 import pytest
-from conftest import TOP, Command, Kube, eventually, kubeconfig
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from tests.kit import TOP, Command, Kube, eventually, kubeconfig
+from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]
 
@@ -47,7 +47,7 @@ def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) ->
     assert sorted(line.partition("INFO    ")[2] for line in lines[:-1]) == [
         f"created pod {kube.ns}/x-{i}: missing" for i in range(3)
     ]
-    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 status, \d\.\d\d s$", lines[-1])
+    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 status update\(s\), \d\.\d\d s$", lines[-1])
 
 
 def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Start) -> None:
@@ -57,7 +57,7 @@ def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Sta
     fails(
         command("--once"),
         1,
-        f"WARNING milvus {kube.ns}/x: NameConflict: pod x-0 was made by somebody else and is left alone",
+        f"WARNING milvus {kube.ns}/x: NameConflict: pod x-0 belongs to somebody else and is left alone",
     )
     assert kube.names() == ["x-0", "y-0"]
 
@@ -158,8 +158,8 @@ def test_a_dry_run_says_so(kube: Kube, command: Start) -> None:
     kube.create()
     process = command("--once", "--dry-run")
     assert process.end() == 0
-    assert "as a dry run" in process.log
-    assert f"dry run, not really: created pod {kube.ns}/x-0" in process.log
+    assert "(dry run)" in process.log.splitlines()[0]
+    assert f"created pod {kube.ns}/x-0 (dry run): missing" in process.log
     assert kube.names() == []
 
 
@@ -186,13 +186,13 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-A", "-n", "a"], "exclude each other"),
-        (["--interval", "0"], "a finite number of seconds above 0"),
-        (["--interval", "-1"], "a finite number of seconds above 0"),
-        (["--interval", "nan"], "a finite number of seconds above 0"),
-        (["--interval", "inf"], "a finite number of seconds above 0"),
+        (["-A", "-n", "a"], "cannot be used together"),
+        (["--interval", "0"], "a finite number of seconds greater than 0"),
+        (["--interval", "-1"], "a finite number of seconds greater than 0"),
+        (["--interval", "nan"], "a finite number of seconds greater than 0"),
+        (["--interval", "inf"], "a finite number of seconds greater than 0"),
         (["--interval", "soon"], "'soon' is not a valid float"),
-        (["--timeout", "0"], "a finite number of seconds above 0"),
+        (["--timeout", "0"], "a finite number of seconds greater than 0"),
         (["--workers", "0"], "0 is not in the range 1<=x<=256"),
         (["-n", ""], "'' is not the name of a namespace"),
         (["-n", "../x"], "'../x' is not the name of a namespace"),
@@ -254,7 +254,7 @@ def test_an_unreachable_server_is_said_once_and_retried(kube: Kube, command: Sta
     process.says(f"ERROR   cannot reach {wire.url}: ")
     time.sleep(2.5)
     down = False
-    process.says(f"INFO    works again, was: cannot reach {wire.url}: ")
+    process.says(f"INFO    resolved: cannot reach {wire.url}: ")
     kube.ready("x-0")
     assert process.stop() == 0
     assert process.log.count("ERROR") == 1, process.log
@@ -298,7 +298,7 @@ def test_a_missing_right_to_write_is_said_once_for_all(kube: Kube, command: Star
 def test_a_token_that_no_header_can_hold_is_not_shown(kube: Kube, command: Start, tmp_path: Path, token: str) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, token=f"secret{token}")
     process = command("--kubeconfig", file, "--once")
-    fails(process, 1, "the credentials have characters that no HTTP header can hold")
+    fails(process, 1, "the credentials contain characters that are not allowed in an HTTP header")
     assert "secret" not in process.log
 
 
@@ -402,7 +402,7 @@ def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: P
     process = command(
         "--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once", "--workers", "1"
     )
-    assert re.search(r"writing: \d created so far, 1 Milvus to go", process.says("writing: "))
+    assert re.search(r"in progress: \d created so far, 1 Milvus left", process.says("in progress: "))
     assert process.end() == 0
     assert len(kube.names()) == 8, "however long it takes"
 

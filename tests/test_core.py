@@ -233,7 +233,7 @@ def test_text_that_is_not_a_mapping_is_said() -> None:
     assert (status, reason) == ("True", "SpecIsText")
     assert message == (
         "spec.milvusSpec is not a YAML mapping: "
-        "it is kept on the pods as the annotation zilliz.com/milvus-spec and sets nothing"
+        "it is kept in the pods' annotation zilliz.com/milvus-spec and changes no settings"
     )
     assert "Stalled" not in conditions
 
@@ -260,18 +260,18 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     [
         (milvus(image=None), "spec.image must be the name of an image"),
         (milvus(image=""), "spec.image must be the name of an image"),
-        (milvus(image=3.14), "spec.image must be text"),
+        (milvus(image=3.14), "spec.image must be a string"),
         (milvus(replicas=-1), "spec.replicas must be a whole number from 0 to 1000"),
         (milvus(replicas=2**31), "spec.replicas must be a whole number from 0 to 1000"),
         (milvus(replicas=True), "spec.replicas must be a whole number from 0 to 1000"),
         (milvus(replicas="3"), "spec.replicas must be a whole number from 0 to 1000"),
-        (milvus(milvusSpec={"a": 1}), "spec.milvusSpec must be text"),
-        (milvus(milvusSpec=["a"]), "spec.milvusSpec must be text"),
+        (milvus(milvusSpec={"a": 1}), "spec.milvusSpec must be a string"),
+        (milvus(milvusSpec=["a"]), "spec.milvusSpec must be a string"),
         (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 1: not valid YAML"),
         (milvus(milvusSpec="a: 1\n\0: 2"), "spec.milvusSpec, line 2: a character that YAML does not allow"),
         (
             milvus(milvusSpec="a: [{b: c}]"),
-            "spec.milvusSpec, line 1: a list of maps or lists; only one of scalars can be set",
+            "spec.milvusSpec, line 1: a list may hold scalars only, not maps or lists",
         ),
         (milvus(pod="text"), "spec.pod must be a mapping"),
         (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),
@@ -312,7 +312,7 @@ def test_the_status_of_a_served_milvus() -> None:
             {"type": "Ready", "status": "True", "observedGeneration": 1, "lastTransitionTime": "then",
              "reason": "Ready", "message": "2 of 2 pods are ready and up to date"},
             {"type": "Reconciled", "status": "True", "observedGeneration": 1, "lastTransitionTime": NOW,
-             "reason": "Reconciled", "message": "the pods are as the spec asks, or on their way"},
+             "reason": "Reconciled", "message": "the pods match the spec or are being brought in line with it"},
         ],
     }  # fmt: skip
 
@@ -332,7 +332,7 @@ def starting(init: Obj, reason: str) -> Obj:
     [
         (None, "Creating", "x-1: Creating"),
         (pod("x-1", "ending"), "Terminating", "x-1: Terminating"),
-        (pod("x-1", "ready", image="milvus:0"), "Updating", "x-1: it has an earlier template"),
+        (pod("x-1", "ready", image="milvus:0"), "Updating", "x-1: made from an earlier template"),
         (pod("x-1", "failed", reason="Evicted", message="low on disk"), "Evicted", "x-1: low on disk"),
         (pod("x-1", "failed"), "Failed", "x-1: Failed"),
         (waiting("ImagePullBackOff", "Back-off pulling"), "ImagePullBackOff", "x-1: Back-off pulling"),

@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from conftest import Clock, Command, Kube, client, eventually, make_pass, operator_of
-from controlplane import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from kubernetes.config import incluster_config
-from wire import Wire
 
 import milvus_operator as mo
+from local.controlplane import new_key
+from tests.kit import Clock, Command, Kube, client, eventually, make_pass, operator_of
+from tests.wire import Wire
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
@@ -106,7 +106,7 @@ def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     (tmp_path / "token").write_text(token)
     kube.create("y")
     kube.ready("x-0", "y-0")
-    process.says("works again, was: ")
+    process.says("resolved: ")
     assert process.stop() == 0
     assert process.log.count("401") == 2, f"it came, and was over: {process.log}"
 
@@ -236,7 +236,7 @@ def test_a_plugin_that_fails_at_the_start_is_asked_again_until_it_works(
     passes = process.log.count("pass over")
     assert 3 <= plugin.calls <= passes + 2, "once before each pass, not for each request"
     plugin.prints(token=admins_token(kube))
-    process.says("works again, was: ")
+    process.says("resolved: ")
     kube.create(replicas=20)
     before = plugin.calls
     eventually(lambda: len(kube.names()) == 20)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import FAULTS, STRANGER, Faults, Judge, Recorder, Users, gone
-from conftest import Command, Kube, Obj, eventually, make_pass, new_namespace, new_operator
-from controlplane import ControlPlane
 from kubernetes.client.exceptions import ApiException
-from soak import soak
 from urllib3.exceptions import HTTPError
-from wire import Wire
 
 import milvus_operator as mo
+from local.controlplane import ControlPlane
+from tests.chaos import FAULTS, STRANGER, Faults, Judge, Recorder, Users, gone
+from tests.kit import Command, Kube, Obj, eventually, make_pass, new_namespace, new_operator
+from tests.soak import soak
+from tests.wire import Wire
 
 OURS: Obj = {
     "metadata": {"name": "m", "namespace": "ns", "uid": "uid-of-m", "generation": 1},
@@ -123,6 +123,7 @@ def test_a_thousand_faults_on_the_wire(
     assert not [record.getMessage() for record in ours if record.exc_info or "unexpected" in record.getMessage()]
 
 
+@pytest.mark.cluster
 def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane(tmp_path: Path) -> None:
     """Three copies as processes of their own; the API server keeps no cache, so that no change escapes the recorder."""
     with (

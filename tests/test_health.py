@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Clock, Command, Kube, eventually, kubeconfig, make_pass, new_operator
-from controlplane import free_ports
 from prometheus_client.parser import text_string_to_metric_families
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from local.controlplane import free_ports
+from tests.kit import Clock, Command, Kube, eventually, kubeconfig, make_pass, new_operator
+from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import (
+
+import milvus_operator as mo
+from tests.kit import (
     ORIGINAL_MILVUS,
     TOP,
     Clock,
@@ -26,9 +28,7 @@ from conftest import (
     rest,
     settle,
 )
-from wire import Wire
-
-import milvus_operator as mo
+from tests.wire import Wire
 
 Obj = dict[str, Any]
 
@@ -233,7 +233,7 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(kube: Kube,
     assert kube.uids()["x-1"] == before["x-1"]
     reconciled = kube.condition("Reconciled")
     assert (reconciled["status"], reconciled["reason"]) == ("False", "NameConflict")
-    assert "pod x-1 was made by somebody else and is left alone" in reconciled["message"]
+    assert "pod x-1 belongs to somebody else and is left alone" in reconciled["message"]
     kube.delete_pod("x-2")
     kube.gone("x-2")
     make_pass(operator)
@@ -900,7 +900,7 @@ def test_an_overlay_that_makes_the_pod_invalid_costs_no_pod(kube: Kube, operator
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"milvusSpec": "proxy.port: 1"}, "line 1: proxy.port belongs to the pod"),
+        ({"milvusSpec": "proxy.port: 1"}, "line 1: proxy.port cannot be changed"),
         ({"milvusSpec": "a=b: c"}, "a valid environment variable name must consist"),
         ({"milvusSpec": "a: " + "9" * 5000}, ""),
         ({"storage": {"size": "0"}}, "must be greater than zero"),
@@ -1040,8 +1040,8 @@ def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
     assert kube.all_pods() == pods
     assert (kube.get("x"), kube.get("y")) == before
     said = [record.getMessage() for record in caplog.records if "dry run" in record.getMessage()]
-    assert f"dry run, not really: created pod {kube.ns}/y-0: missing" in said
-    assert f"dry run, not really: deleted pod {kube.ns}/x-1: surplus: 1 wanted" in said
+    assert f"created pod {kube.ns}/y-0 (dry run): missing" in said
+    assert f"deleted pod {kube.ns}/x-1 (dry run): surplus: 1 wanted" in said
 
 
 # Other clusters. Last, because the garbage collector follows a new CRD only after a while.
@@ -1128,10 +1128,10 @@ def test_a_missing_crd_is_said_once_and_waited_for(kube: Kube, caplog: Any) -> N
             assert not make_pass(operator)
     finally:
         kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
-    message = "knows no milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
+    message = "does not serve milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
     assert caplog.text.count(message) == 1
     eventually(lambda: make_pass(operator))
-    assert f"works again, was: {operator.cluster.server} {message}" in caplog.text
+    assert f"resolved: {operator.cluster.server} {message}" in caplog.text
     kube.create()
     make_pass(operator)
     assert kube.names() == ["x-0"]

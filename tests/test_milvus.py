@@ -24,11 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import controlplane
 import pytest
-from conftest import TOP, Kube, eventually
 
 import milvus_operator as mo
+from local import controlplane
+from tests.kit import TOP, Kube, eventually
 
 Obj = dict[str, Any]
 MILVUS = TOP / "tests" / "milvus"

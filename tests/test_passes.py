@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Clock, Kube, eventually, make_pass, new_operator, new_wire, rest
 from prometheus_client import REGISTRY
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from tests.kit import Clock, Kube, eventually, make_pass, new_operator, new_wire, rest
+from tests.wire import Handler, Wire
 
 Obj = dict[str, Any]
 STORED = {"size": "1Gi", "storageClassName": "none"}
@@ -170,7 +170,7 @@ def test_passes_fail_as_long_as_a_right_is_missing_also_while_what_needs_it_rest
     clock.skip(30)
     make_pass(operator)
     assert count("success") == good + 1
-    assert f"works again, was: {said}" in caplog.text
+    assert f"resolved: {said}" in caplog.text
 
 
 def test_a_trouble_whose_words_vary_is_said_once(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,7 +189,7 @@ def test_a_trouble_whose_words_vary_is_said_once(kube: Kube, wire: Wire, caplog:
     assert caplog.text.count("cannot reach") == 1
     wire.fault = None
     assert make_pass(operator)
-    assert caplog.text.count("works again, was: cannot reach") == 1
+    assert caplog.text.count("resolved: cannot reach") == 1
 
 
 def test_a_right_that_is_missing_for_many_is_said_once(

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conftest import Clock, Kube, eventually, make_pass, new_namespace, new_operator, new_wire, rest, settle
-from controlplane import ControlPlane
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from local.controlplane import ControlPlane
+from tests.kit import Clock, Kube, eventually, make_pass, new_namespace, new_operator, new_wire, rest, settle
+from tests.wire import Handler, Wire
 
 Obj = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import yaml
-from conftest import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
+from tests.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
 
 DOCUMENTS = {path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))}
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())
@@ -79,8 +80,9 @@ def plain(line: str) -> str:
     return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
 
 
+@pytest.mark.cluster
 def test_the_demo_prints_what_the_readme_says() -> None:
-    done = subprocess.run([sys.executable, "tests/demo.py", "--wait=no"], cwd=TOP, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "local.demo", "--wait=no"], cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "That was the life of a Milvus" in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"

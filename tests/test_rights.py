@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import TOP, Kube, client, eventually, make_pass, new_operator, settle
-from wire import Handler, Request, Wire
 
 import milvus_operator as mo
+from tests.kit import TOP, Kube, client, eventually, make_pass, new_operator, settle
+from tests.wire import Handler, Request, Wire
 
 Obj = dict[str, Any]
 Right = tuple[str, str]  # verb, resource with its group
@@ -198,8 +198,8 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
         ("Normal", "Deleted", "x-1: surplus: 1 wanted"),
         ("Normal", "Replaced", "x-0: earlier template"),
         ("Normal", "Created", "x-0: missing"),
-        ("Warning", "NameConflict", "pod x-1 was made by somebody else and is left alone: delete that pod "
-                                    "(noticed within 5 minutes) or give the Milvus another name"),
+        ("Warning", "NameConflict", "pod x-1 belongs to somebody else and is left alone: delete that pod "
+                                    "(this is noticed within 5 minutes) or use another name for the Milvus"),
     ]  # fmt: skip
     assert "NameConflict" in kube.kubectl("describe", "mi", "x")
     assert "NameConflict" in kube.kubectl("events", "--for", "milvus/x")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Clock, Kube, client, eventually, make_pass, new_operator, rest, settle
-from wire import Handler, Wire
 
 import milvus_operator as mo
+from tests.kit import Clock, Kube, client, eventually, make_pass, new_operator, rest, settle
+from tests.wire import Handler, Wire
 
 Obj = dict[str, Any]
 

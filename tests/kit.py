@@ -1,0 +1,321 @@
+"""One control plane for all tests, a namespace for each test, and a few words to talk to them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import yaml
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic.exceptions import NotFoundError
+
+import milvus_operator as mo
+from local.controlplane import ControlPlane
+from tests.wire import Wire
+
+TOP = Path(__file__).resolve().parent.parent
+Obj = dict[str, Any]
+ORIGINAL_MILVUS = """
+apiVersion: "zilliz.com/v1"
+kind: Milvus
+metadata:
+  name: milvus-crd-test
+spec:
+  milvusSpec: "this is milvus spec"
+  image: milvusdb/milvus
+"""
+
+
+def eventually(check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()) -> Any:
+    """Wait until check() is true and return what it returned; its last answer is in the failure."""
+    end, failure = time.monotonic() + seconds, None
+    while True:
+        try:
+            answer = check()
+        except ignoring as error:
+            answer, failure = None, error
+        else:
+            failure = answer
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"not within {seconds} s: {failure!r}"
+        time.sleep(0.05)
+
+
+class Kube:
+    """The test's own hands on the cluster, as an administrator."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.ns = plane, namespace
+        self.api = client(plane)
+        self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
+        self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
+
+    def request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
+        """A bare request, on the connections of the client."""
+        token = self.api.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        headers = {"Authorization": str(token), "Content-Type": "application/json"}
+        pool = self.api.rest_client.pool_manager
+        return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        ours = [f"--kubeconfig={self.plane.kubeconfig()}", f"--cache-dir={self.plane.folder}/kubectl", "-n", self.ns]
+        command = [str(self.plane.kubectl), *ours, *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def create(self, name: str = "x", **spec: Any) -> Obj:
+        body = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name},
+                "spec": {"image": "milvus:1"} | spec}  # fmt: skip
+        return self.milvuses.create(body=body, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+
+    def change(self, name: str = "x", **spec: Any) -> None:
+        merge = "application/merge-patch+json"
+        self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=merge)
+
+    def get(self, name: str = "x") -> Obj:
+        return self.milvuses.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+
+    def delete(self, name: str = "x", **options: str) -> None:
+        self.milvuses.delete(name=name, namespace=self.ns, body=options)
+
+    def status(self, name: str = "x") -> Obj:
+        return self.get(name).get("status") or {}
+
+    def condition(self, kind: str, name: str = "x") -> Obj:
+        conditions = self.status(name).get("conditions") or []
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def all_pods(self) -> dict[str, Obj]:
+        items = self.pods.get(namespace=self.ns, serializer=plain)["items"]
+        return {pod["metadata"]["name"]: pod for pod in items}
+
+    def pod(self, name: str) -> Obj | None:
+        try:
+            return self.pods.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+        except NotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(self.all_pods())
+
+    def uids(self) -> dict[str, str]:
+        return {name: pod["metadata"]["uid"] for name, pod in self.all_pods().items()}
+
+    def images(self) -> list[str]:
+        return [pod["spec"]["containers"][0]["image"] for _, pod in sorted(self.all_pods().items())]
+
+    def create_pod(self, name: str, **metadata: Any) -> None:
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata},
+                "spec": {"containers": [{"name": "c", "image": "stranger:1"}]}}  # fmt: skip
+        self.pods.create(body=body, namespace=self.ns)
+
+    def patch_pod(self, name: str, **metadata: Any) -> None:
+        merge = "application/merge-patch+json"
+        self.pods.patch(name=name, namespace=self.ns, body={"metadata": metadata}, content_type=merge)
+
+    def delete_pod(self, name: str) -> None:
+        self.pods.delete(name=name, namespace=self.ns)
+
+    def set_pod_status(self, name: str, **status: Any) -> None:
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def hold(self, name: str) -> None:
+        """From now on the pod ends, when it is deleted, only after release()."""
+        self.patch_pod(name, finalizers=["test/hold"])
+
+    def release(self, name: str) -> None:
+        self.patch_pod(name, finalizers=None)
+
+    def events(self, name: str = "x") -> list[Obj]:
+        """The events of a Milvus, oldest first."""
+        items = json.loads(self.kubectl("get", "events.v1.events.k8s.io", "-o", "json"))["items"]
+        mine = [event for event in items if event["regarding"]["name"] == name]
+        return sorted(mine, key=lambda event: str(event["eventTime"]))
+
+    def ready(self, *names: str) -> None:
+        """Wait until these pods, and no others, are there and Ready."""
+        eventually(lambda: self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values())))
+
+    def gone(self, name: str) -> None:
+        eventually(lambda: self.pod(name) is None)
+
+
+def plain(_: Any, obj: Any) -> Any:
+    return obj
+
+
+def client(plane: ControlPlane, server: str | None = None, token: str | None = None) -> ApiClient:
+    content = yaml.safe_load(plane.kubeconfig().read_text())
+    if token:
+        content["users"][0]["user"]["token"] = token
+    if server:
+        content["clusters"][0]["cluster"]["server"] = server
+    settings = Configuration()
+    config.load_kube_config_from_dict(content, client_configuration=settings)
+    settings.retries, settings.connection_pool_maxsize = False, 32
+    return ApiClient(settings)
+
+
+def served(kube: Kube) -> bool:
+    try:
+        kube.milvuses.get(namespace="default")
+    except ApiException:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
+    admin = mo.by_gvr(client(plane), "", "v1", "Namespace", "namespaces", namespaced=False)
+    namespace = admin.create(body={"metadata": {"generateName": "test-"}}).metadata.name
+    accounts = mo.by_gvr(client(plane), "", "v1", "ServiceAccount", "serviceaccounts")
+    eventually(lambda: accounts.get(namespace=namespace).items)
+    yield Kube(plane, namespace)
+    admin.delete(name=namespace)
+
+
+class Clock:
+    """Time that passes as it does, and faster when a test says so."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def skip(self, seconds: float) -> None:
+        self.ahead += seconds
+
+
+class StillClock(Clock):
+    """Time that passes only when a test says so: for how long something waits, on a machine as busy as may be."""
+
+    def __call__(self) -> float:
+        return 1000 + self.ahead
+
+
+def new_operator(
+    kube: Kube,
+    server: str | None = None,
+    token: str | None = None,
+    timeout: float = 10,
+    clock: Clock | None = None,
+    interval: float = 5,
+    dry_run: bool = False,
+    namespaces: list[str | None] | None = None,
+    workers: int = 16,
+) -> mo.Operator:
+    def connect() -> mo.Connection:
+        api = client(kube.plane, server, token)
+        api.user_agent = f"{mo.MANAGER}/test"
+        return mo.Connection(api, kube.ns)
+
+    cluster = mo.Cluster(connect, timeout, dry_run, clock or Clock())
+    return mo.Operator(cluster, namespaces or [kube.ns], interval, workers)
+
+
+def operator_of(file: str, kube: Kube, clock: Clock) -> mo.Operator:
+    """An operator that finds its credentials as the command does."""
+    return mo.Operator(mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock), [kube.ns], 5, 16)
+
+
+def make_pass(operator: mo.Operator, once: bool = False) -> bool:
+    """Make one pass; returns whether all went well."""
+    return "failed" not in operator.run_pass(once).happened
+
+
+def new_wire(plane: ControlPlane) -> Wire:
+    return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"))
+
+
+def original_crd(**spec: Any) -> Obj:
+    """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
+    fields = {"milvusSpec": {"type": "string"}, "image": {"type": "string"}, "replicas": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"spec": spec or {"type": "object", "properties": fields}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "milvuses.zilliz.com"},
+        "spec": {
+            "group": "zilliz.com",
+            "scope": "Namespaced",
+            "names": {"plural": "milvuses", "singular": "milvus", "kind": "Milvus", "shortNames": ["mi"]},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+def settle(operator: mo.Operator, passes: int = 40) -> None:
+    """Make passes until one finds nothing to write."""
+    for _ in range(passes):
+        if operator.run_pass(once=True).counted() == "nothing written":
+            return
+        time.sleep(0.1)  # the kubelets' turn
+    raise AssertionError("it does not come to rest")
+
+
+def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
+    """Make passes until these pods, and no others, are Ready, and nothing is left to write."""
+    settle(operator)
+    kube.ready(*names)
+    settle(operator)
+
+
+class Command:
+    """`python milvus_operator.py` as a process."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "MILVUS"))}
+        self.process = subprocess.Popen(
+            [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
+            stdout=subprocess.PIPE, stderr=stderr, text=True,
+            env=clean | {"HOME": "/nonexistent"} | (env or {}),
+        )  # fmt: skip
+        self.log = ""
+
+    def end(self, seconds: float = 30) -> int:
+        out, err = self.process.communicate(timeout=seconds)
+        self.log += out + err
+        return self.process.returncode
+
+    def says(self, text: str) -> str:
+        """Read the log up to the line that holds the text."""
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.log += line
+            if text in line:
+                return line
+        raise AssertionError(f"it never said {text!r}: {self.log}")
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        return self.end()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
+    """A copy of the administrator's kubeconfig, changed: server, tls_server_name, certificate_authority_data, token, namespace."""
+    content = yaml.safe_load(plane.kubeconfig().read_text())
+    cluster = content["clusters"][0]["cluster"]
+    parts = {"server": cluster, "tls_server_name": cluster, "certificate_authority_data": cluster, "token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}  # fmt: skip
+    for key, value in changes.items():
+        parts[key][key.replace("_", "-")] = value
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
