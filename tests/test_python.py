@@ -1,0 +1,37 @@
+"""The Python of the image, which need not be the one that runs the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import TOP
+from controlplane import cache
+from matrix import NEWEST, environment, find_python
+
+
+@pytest.mark.platform
+def test_the_import_warns_of_nothing() -> None:
+    command = [sys.executable, "-W", "error", "-c", "import milvus_operator"]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_images_python_starts_verifies_certificates_and_reads_deep_json() -> None:
+    named = re.search(r"python:(\d+\.\d+)", (TOP / "Dockerfile").read_text())
+    assert named
+    python = find_python(named[1])
+    if not python:
+        pytest.skip(f"this machine has no Python {named[1]}, which the image has")
+    pins = b"".join((TOP / file).read_bytes() for file in ("requirements.txt", "tests/requirements.txt"))
+    folder = cache().parent / f"python-{named[1]}-{hashlib.sha256(pins).hexdigest()[:12]}"
+    if not (folder / "ready").exists():
+        environment(folder, python, NEWEST)
+        (folder / "ready").touch()
+    files = [f"tests/test_{name}.py" for name in ("python", "command", "tls", "loop")]
+    run = [str(folder / "bin/python"), "-m", "pytest", "-q", "-m", "platform", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(run, cwd=TOP, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
