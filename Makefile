@@ -21,7 +21,7 @@ test: $(VENV)/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k
 	@$(BIN)/python tests/controlplane.py build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-matrix: $(VENV)/ready ## what may differ, on each Python of this machine; into docs/tested.md
+matrix: $(VENV)/ready ## what may differ, on each Python here and with older API servers; into docs/tested.md
 	@$(BIN)/python tests/controlplane.py build
 	$(BIN)/python tests/matrix.py
 

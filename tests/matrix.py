@@ -1,4 +1,4 @@
-"""Runs what may differ between Pythons, clients and API servers on each of them: `make matrix`.
+"""Runs what may differ between Pythons, packages and API servers on each of them: `make matrix`.
 
 It takes each Python that is on the PATH or under ~/.pyenv/versions, with the oldest packages that requirements.txt
 allows and with the newest; and one Python and the newest packages with older API servers. It runs the tests that are
@@ -106,7 +106,7 @@ def main() -> int:
     machine = f"{os.uname().sysname} on {os.uname().machine}"
     (TOP / "docs/tested.md").write_text(
         f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests that are marked\n"
-        "`platform`: what may differ between Pythons, clients and API servers. All tests run on one Python (`make test`).\n"
+        "`platform`: what may differ between Pythons, packages and API servers. All tests run on one Python (`make test`).\n"
         "Of Kubernetes only kube-apiserver is of an older version, the rest is as with the newest.\n\n"
         "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )

@@ -1,4 +1,4 @@
-"""The Python of the image, which need not be the one that runs the tests."""
+"""Pythons: the one that runs the tests, and that of the image, which may be another."""
 
 from __future__ import annotations
 
