@@ -1,10 +1,11 @@
 # `make` shows what there is. Nothing needs to be installed before but Python 3.11 or later.
-PYTHON ?= python3
 KUBECTL ?= kubectl
 WAIT ?= auto
 PYTEST_ARGS ?=
 MINUTES ?= 60
-BIN := .venv/bin
+# A Python that is named has an environment beside .venv: make test PYTHON=python3.13
+VENV := .venv$(if $(PYTHON),-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())'))
+BIN := $(VENV)/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 
@@ -13,27 +14,27 @@ DOCKER ?= docker
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
-demo: .venv/ready ## the life of a Milvus on a local control plane (WAIT=no ends after the tour)
+demo: $(VENV)/ready ## the life of a Milvus on a local control plane (WAIT=no ends after the tour)
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
 
-test: .venv/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
+test: $(VENV)/ready ## all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
 	@$(if $(findstring not cluster,$(PYTEST_ARGS)),,$(BIN)/python -m local.controlplane build)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
-matrix: .venv/ready ## what may differ, on each Python of this machine; into docs/tested.md
+matrix: $(VENV)/ready ## what may differ, on each Python here and with older API servers; into docs/tested.md
 	@$(BIN)/python -m local.controlplane build
 	$(BIN)/python -m tests.matrix
 
-lint: .venv/ready ## ruff and mypy
+lint: $(VENV)/ready ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/bench ## the operator beside bare requests, kopf and ReplicaSets; into benchmarks/RESULTS.md
+bench: $(VENV)/bench ## the operator beside bare requests, kopf and ReplicaSets; into benchmarks/RESULTS.md
 	@$(BIN)/python -m local.controlplane build
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
-soak: .venv/ready ## an hour of changes and faults, into tests/SOAK.md (MINUTES=5 for a short one)
+soak: $(VENV)/ready ## an hour of changes and faults, into tests/SOAK.md (MINUTES=5 for a short one)
 	@$(BIN)/python -m local.controlplane build
 	$(BIN)/python -m tests.soak $(MINUTES)
 
@@ -43,7 +44,7 @@ install: ## the CRD, into the cluster of the current kubeconfig
 uninstall: ## remove the CRD from that cluster, and with it every Milvus and its pods
 	$(KUBECTL) delete -f crd.yaml --ignore-not-found
 
-run: .venv/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
+run: $(VENV)/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
 	$(BIN)/python milvus_operator.py $(ARGS)
 
 image: ## the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman)
@@ -56,16 +57,16 @@ undeploy: ## remove that pod, its rights and its namespace; every Milvus and its
 	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
 
 clean: ## remove the virtual environment and the caches of the tools
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/ready: requirements.txt tests/requirements.txt
-	@test -x $(BIN)/python || { echo "making a virtual environment in .venv"; $(PYTHON) -m venv .venv; }
+$(VENV)/ready: requirements.txt tests/requirements.txt
+	@test -x $(BIN)/python || { echo "making a virtual environment in $(VENV)"; $(or $(PYTHON),python3) -m venv $(VENV); }
 	@echo "installing requirements.txt and tests/requirements.txt"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r tests/requirements.txt
 	@touch $@
 
-.venv/bench: .venv/ready benchmarks/requirements.txt
+$(VENV)/bench: $(VENV)/ready benchmarks/requirements.txt
 	@echo "installing benchmarks/requirements.txt"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@

@@ -104,25 +104,20 @@ def build(missing: list[str]) -> None:
     )
     for number, command in enumerate(missing, 1):
         folder, package = COMMANDS[command]
-        version = re.search(r"k8s.io/kubernetes (v\S+)", (MODULES / "kubernetes/go.mod").read_text())
-        flags = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1] if version else 'v0'}"
-        target = cache() / f".{command}.new"
-        run_build(
-            [go, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(target), package],
-            MODULES / folder,
-            f"{command} ({number} of {len(missing)})",
-        )
-        target.rename(cache() / command)
+        build_one(go, MODULES / folder, package, cache() / command, f"{command} ({number} of {len(missing)})")
     say(f"built in {time.monotonic() - started:.0f} s")
 
 
-def run_build(command: list[str], folder: Path, what: str) -> None:
-    """Run one build and show its progress: with -v, go prints each module and package that it works on."""
+def build_one(go: str, module: Path, package: str, target: Path, what: str, *options: str) -> None:
+    """Build one command and show its progress: with -v, go prints each module and package that it works on."""
+    version, new = re.search(r"k8s.io/kubernetes (v\S+)", (module / "go.mod").read_text()), target.with_suffix(".new")
+    flags = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1] if version else 'v0'}"
+    command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(new), *options, package]
     env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
     started = told = time.monotonic()
     counts = {"downloaded": 0, "compiled": 0}
     last: list[str] = []
-    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=module, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         for line in process.stderr:
             last = [*last[-4:], line.strip()]
@@ -134,6 +129,7 @@ def run_build(command: list[str], folder: Path, what: str) -> None:
                     f"{now - started:.0f} s", over=True)  # fmt: skip
     if process.returncode:
         raise Unavailable(f"cannot build {what}: {' | '.join(last)}")
+    new.rename(target)
     say(f"{what}: done in {time.monotonic() - started:.0f} s")
 
 

@@ -105,6 +105,7 @@ def test_it_runs_until_sigterm_and_exits_0(kube: Kube, command: Start) -> None:
     assert process.log.endswith("INFO    stopped\n")
 
 
+@pytest.mark.platform
 def test_the_options_read_the_environment(kube: Kube, command: Start) -> None:
     kube.create()
     names = {
@@ -169,6 +170,7 @@ def test_one_worker_is_enough(kube: Kube, command: Start) -> None:
     assert len(kube.names()) == 20
 
 
+@pytest.mark.platform
 def test_version_and_help() -> None:
     def said(option: str) -> str:
         return subprocess.run(
@@ -200,6 +202,7 @@ def test_version_and_help() -> None:
         (["surplus"], "Got unexpected extra argument (surplus)"),
     ],
 )
+@pytest.mark.platform
 def test_wrong_usage_exits_2(command: Start, arguments: list[str], message: str) -> None:
     process = command(*arguments, "--once", kubeconfig=None)
     fails(process, 2)
@@ -578,6 +581,7 @@ def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) ->
     assert process.log.endswith("INFO    stopped\n")
 
 
+@pytest.mark.platform
 def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
     """What a signal's handler raises in a finalizer, as those of old connections, comes to nothing."""
     code = """if True:

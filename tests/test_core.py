@@ -435,6 +435,7 @@ def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
     assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], {}, NOW)["readyReplicas"] == 1
 
 
+@pytest.mark.platform
 def test_deep_json_is_cut_where_it_is_deep() -> None:
     deep = b'{"items":[{"a":' + b'{"b":[' * 5000 + b"1" + b"]}" * 5000 + b',"c":"]}\\"{"},{"d":[1,{"e":null}]}]}'
     first, second = mo.parse(mo.shallow(deep))["items"]

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import socketserver
+import ssl
 import subprocess
 import sys
 import threading
@@ -115,30 +116,37 @@ def test_in_a_pod_it_follows_a_rotated_token(
     kube: Kube, rights: None, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
     """The files and variables that a pod has, at another place; the tokens and who checks them are real."""
-    url = urlsplit(client(kube.plane).configuration.host)
+    pki, tls = kube.plane.folder / "pki", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pki / "apiserver.crt", pki / "apiserver.key")
+    wire = Wire(client(kube.plane).configuration.host, str(pki / "apiserver.crt"), tls)
+    url = urlsplit(wire.url)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(url.hostname))
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(url.port))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(mo, "SERVICE_ACCOUNT", str(tmp_path))
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    (tmp_path / "ca.crt").write_bytes((kube.plane.folder / "pki" / "apiserver.crt").read_bytes())
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pki / "apiserver.crt"))
     (tmp_path / "namespace").write_text(kube.ns)
-    (tmp_path / "token").write_text(new_account(kube))
+    (tmp_path / "token").write_text(first := new_account(kube))
     cluster = mo.Cluster(functools.partial(mo.connect, None, None, 4), clock=clock)
     assert cluster.connection.namespace == kube.ns
-    operator = mo.Operator(cluster, [kube.ns], interval=0.01, workers=2)
-    kube.create()
-    assert make_pass(operator)
-    token = new_account(kube)
+    operator = mo.Operator(cluster, [kube.ns], interval=5, workers=2)
+
+    def passes_with(token: str) -> bool:
+        wire.requests.clear()
+        return make_pass(operator) and {request.credentials.split()[1] for request in wire.requests} == {token}
+
+    assert passes_with(first)
+    (tmp_path / "token").write_text(second := kube.kubectl("create", "token", "operator").strip())
+    clock.skip(60)
+    assert passes_with(second), "although the first is still good"
+    third = new_account(kube)
     eventually(lambda: not make_pass(operator))
     assert "does not accept the credentials (401)" in caplog.text
-    (tmp_path / "token").write_text(token)
-    assert make_pass(operator), "in the next pass"
-    (tmp_path / "token").write_text(kube.kubectl("create", "token", "operator"))
-    clock.skip(60)
-    assert make_pass(operator)
+    (tmp_path / "token").write_text(third)
+    assert passes_with(third), "in the next pass, without waiting for a minute to be over"
+    wire.close()
 
 
 # Plugins -------------------------------------------------------------------------------

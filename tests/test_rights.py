@@ -100,6 +100,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     passes()
 
 
+@pytest.mark.platform
 def test_the_rules_are_what_the_operator_uses_no_more_and_no_less(
     kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
 ) -> None:

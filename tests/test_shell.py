@@ -210,6 +210,7 @@ def test_the_password_of_a_server_is_not_told(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize("levels", [600, 950])
+@pytest.mark.platform
 def test_a_milvus_nested_deeply_is_invalid_and_harms_nobody(kube: Kube, operator: mo.Operator, levels: int) -> None:
     """Deep enough for what is done with the parsed object, not for the parser."""
     deep = '{"spec":' * levels + "{}" + "}" * levels
