@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 
-.PHONY: help demo test matrix lint bench soak install uninstall run image deploy undeploy clean
+.PHONY: help demo test matrix lint bench soak install uninstall run image lock deploy undeploy clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -47,8 +47,13 @@ uninstall: ## remove the CRD from that cluster, and with it every Milvus and its
 run: $(VENV)/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
 	$(BIN)/python milvus_operator.py $(ARGS)
 
-image: ## the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman)
+image: ## the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman or buildah)
 	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
+
+lock: .venv/ready ## the newest packages that requirements.txt allows, with their hashes, into requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
+	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version=3.13 --python-platform=linux \
+		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
 
 deploy: ## the operator as a pod, into the cluster of the current kubeconfig (IMAGE=…)
 	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -

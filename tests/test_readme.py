@@ -51,6 +51,7 @@ def test_make_help_explains_every_target_and_those_of_the_documents_exist() -> N
         "uninstall",
         "run",
         "image",
+        "lock",
         "deploy",
         "undeploy",
         "clean",
@@ -309,4 +310,5 @@ def test_every_field_of_the_crd_is_described(kube: Kube) -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     for name in ("Makefile", "deploy.yaml", "deploy-namespaced.yaml", "Dockerfile", "README.md"):
-        assert set(re.findall(r"milvus-operator:(\d[\d.]*\d)", (TOP / name).read_text())) == {mo.__version__}, name
+        said = re.findall(r"(?:milvus-operator:|image\.version=\"?)(\d[\d.]*\d)", (TOP / name).read_text())
+        assert {*said} == {mo.__version__}, name

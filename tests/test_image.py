@@ -1,0 +1,47 @@
+"""The image, as far as it can be checked without building it: `make image` needs a builder and the package index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.kit import TOP, Command, Kube
+
+DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
+
+
+def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> None:
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", LOCK, re.M))
+    assert len(locked) == LOCK.count("==")
+    required = [Requirement(line) for line in (TOP / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+    assert required
+    for requirement in required:
+        assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_base_is_pinned_and_of_the_python_that_the_lock_is_for() -> None:
+    base = re.search(r"^ARG BASE=python:([\d.]+)-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.M)
+    assert base
+    assert f"--python-version={base[1]} " in (TOP / "Makefile").read_text()
+
+
+def test_the_builder_is_handed_what_the_image_copies() -> None:
+    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M)
+    assert {f"!{file}" for files in copied for file in files.split()} | {"*"} == {
+        *(TOP / ".dockerignore").read_text().splitlines()
+    }
+
+
+def test_what_the_image_leaves_out_is_not_imported(kube: Kube, command: Callable[..., Command], tmp_path: Path) -> None:
+    removed = re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M)
+    modules = [path.rstrip("*").replace("/", ".") for paths in removed for path in paths.split()]
+    assert "aiohttp" in modules
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({modules})\n")
+    kube.create(replicas=2)
+    process = command("--once", env={"PYTHONPATH": str(tmp_path)})
+    assert process.end() == 0, process.log
+    assert kube.names() == ["x-0", "x-1"]
