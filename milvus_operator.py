@@ -1605,9 +1605,10 @@ def seconds(context: click.Context, option: click.Parameter, value: float) -> fl
 
 
 def namespace_names(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    if bad := [name for name in value if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
+    names = [name for text in value for name in text.strip(",").split(",")]  # OLM joins them with commas
+    if bad := [name for name in names if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
         raise click.BadParameter(f"{bad[0]!r} is not the name of a namespace")
-    return tuple(dict.fromkeys(value))
+    return tuple(dict.fromkeys(names))
 
 
 def end_on_signal(operator: Operator) -> None:
@@ -1678,6 +1679,8 @@ def main(
     """
     if namespaces and all_namespaces:
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
+    if not namespaces and "MILVUS_OPERATOR_NAMESPACE" in os.environ:  # empty: how OLM says all of them
+        all_namespaces = True
     start_log(verbose, log_format)
     threading.stack_size(16 << 20)  # with the 1 MiB of musl, deep JSON would crash the threads that parse it
     gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
