@@ -51,6 +51,8 @@ def test_make_help_explains_every_target_and_those_of_the_readme_exist() -> None
         "image",
         "deploy",
         "undeploy",
+        "bundle",
+        "release",
         "clean",
     }
     assert set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
