@@ -1679,14 +1679,13 @@ def main(
     """
     if namespaces and all_namespaces:
         raise click.UsageError("-n/--namespace and -A/--all-namespaces exclude each other.")
-    if not namespaces and "MILVUS_OPERATOR_NAMESPACE" in os.environ:  # empty: how OLM says all of them
-        all_namespaces = True
     start_log(verbose, log_format)
     threading.stack_size(16 << 20)  # with the 1 MiB of musl, deep JSON would crash the threads that parse it
     gc.disable()  # half of a pass, for looking at objects that live on; Operator.run() collects between passes
     gc.freeze()  # what was imported is never looked at
     cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
-    served = namespaces or [None if all_namespaces else cluster.connection.namespace]
+    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # set but empty: so OLM says it
+    served = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, served, interval, workers)
     end_on_signal(operator)
     often = "once" if once else f"every {interval:g} s"
