@@ -69,7 +69,7 @@ release: .venv/ready ## the files of a release, into dist/ (IMAGE=…; DOCKER=po
 	rm -rf dist
 	$(BIN)/python bundle/make.py dist $(IMAGE)
 ifneq ($(origin DOCKER),file)
-	$(DOCKER) build --timestamp=$$(git log -1 --format=%ct) $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
+	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
 	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-operator-image.tar:$(IMAGE)
 endif
 	cd dist && sha256sum milvus-operator-* > SHA256SUMS
