@@ -8,8 +8,9 @@ VENV := .venv$(if $(PYTHON),-$(shell $(PYTHON) -c 'import platform; print(platfo
 BIN := $(VENV)/bin
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
+ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; [ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }; fi
 
-.PHONY: help demo test matrix lint bench soak install uninstall run image lock deploy undeploy clean
+.PHONY: help demo test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -42,6 +43,9 @@ install: ## the CRD, into the cluster of the current kubeconfig
 	$(KUBECTL) apply -f crd.yaml
 
 uninstall: ## remove the CRD from that cluster, and with it every Milvus and its pods
+	@echo "This removes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
+	@echo "Claims and Services stay. So does the operator: 'make undeploy' removes it."
+	@$(ASK)
 	$(KUBECTL) delete -f crd.yaml --ignore-not-found
 
 run: $(VENV)/ready ## the operator, here, against that cluster (ARGS='-A -v' for options)
@@ -50,7 +54,7 @@ run: $(VENV)/ready ## the operator, here, against that cluster (ARGS='-A -v' for
 image: ## the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman or buildah)
 	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
 
-lock: .venv/ready ## the newest packages that requirements.txt allows, with their hashes, into requirements.lock
+lock: $(VENV)/ready ## the newest packages that requirements.txt allows, with their hashes, into requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version=3.13 --python-platform=linux \
 		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
@@ -59,7 +63,22 @@ deploy: ## the operator as a pod, into the cluster of the current kubeconfig (IM
 	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
 
 undeploy: ## remove that pod, its rights and its namespace; every Milvus and its pods stay
+	@echo "This removes the namespace milvus-operator with everything in it, and the operator's rights."
+	@echo "The CRD stays, and so does every Milvus elsewhere, with its pods and claims: they keep running, but nothing repairs them."
+	@$(ASK)
 	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
+
+bundle: $(VENV)/ready ## the bundle for OLM, from the manifests and bundle/csv.yaml
+	$(BIN)/python -m bundle.make .
+
+release: $(VENV)/ready ## the files of a release, into dist/ (IMAGE=…; DOCKER=podman or buildah: the image, too)
+	rm -rf dist
+	$(BIN)/python -m bundle.make dist $(IMAGE)
+ifneq ($(origin DOCKER),file)
+	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
+	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-operator-image.tar:$(IMAGE)
+endif
+	cd dist && sha256sum milvus-operator-* > SHA256SUMS
 
 clean: ## remove the virtual environment and the caches of the tools
 	rm -rf .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis

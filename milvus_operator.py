@@ -1610,9 +1610,10 @@ def seconds(context: click.Context, option: click.Parameter, value: float) -> fl
 
 
 def namespace_names(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    if bad := [name for name in value if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
+    names = [name for text in value for name in text.strip(",").split(",")]  # OLM joins them with commas
+    if bad := [name for name in names if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
         raise click.BadParameter(f"{bad[0]!r} is not the name of a namespace")
-    return tuple(dict.fromkeys(value))
+    return tuple(dict.fromkeys(names))
 
 
 def end_on_signal(operator: Operator) -> None:
@@ -1688,7 +1689,8 @@ def main(
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
     cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
-    served = namespaces or [None if all_namespaces else cluster.connection.namespace]
+    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # set but empty: so OLM says it
+    served = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, served, interval, workers)
     end_on_signal(operator)
     often = "once" if once else f"every {interval:g} s"

@@ -119,6 +119,28 @@ def test_the_options_read_the_environment(kube: Kube, command: Start) -> None:
     assert kube.names() == ["x-0"]
 
 
+@pytest.mark.parametrize(
+    ("value", "served"),
+    [
+        ("a,b", "namespace a, namespace b"),
+        ("a, b a", "namespace a, namespace b"),
+        ("", "all namespaces"),  # as OLM says it
+        (" ", "all namespaces"),
+    ],
+)
+def test_the_namespaces_of_the_environment(kube: Kube, command: Start, value: str, served: str) -> None:
+    env = {"MILVUS_OPERATOR_NAMESPACE": value, "KUBECONFIG": str(kube.plane.kubeconfig())}
+    process = command("--once", "--dry-run", env=env, kubeconfig=None)
+    process.end()
+    assert f"serves {served} once" in process.log
+
+
+def test_a_namespace_of_the_command_line_wins_over_an_empty_variable(kube: Kube, command: Start) -> None:
+    process = command("--once", env={"MILVUS_OPERATOR_NAMESPACE": ""})
+    assert process.end() == 0, process.log
+    assert f"serves namespace {kube.ns} once" in process.log
+
+
 def test_every_option_reads_its_environment_variable() -> None:
     with mo.main.make_context("x", [], auto_envvar_prefix="MILVUS_OPERATOR") as context:
         for option in mo.main.params:

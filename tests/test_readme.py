@@ -54,6 +54,8 @@ def test_make_help_explains_every_target_and_those_of_the_documents_exist() -> N
         "lock",
         "deploy",
         "undeploy",
+        "bundle",
+        "release",
         "clean",
     }
     assert set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
