@@ -138,7 +138,9 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
     make = ["make", "-o", ".venv/ready", f"KUBECTL={kube.plane.kubectl}", f"BIN={os.path.dirname(sys.executable)}"]
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([*make, *arguments], cwd=TOP, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [*make, *arguments], cwd=TOP, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -208,7 +210,7 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
         assert "milvus-crd-test-0: missing" in said["events"]
     finally:
         for line in ("make undeploy", "kubectl delete namespace milvus --wait=false", "kubectl delete -f sample.yaml"):
-            subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True)
+            subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True, stdin=subprocess.DEVNULL)
 
 
 def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
