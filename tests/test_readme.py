@@ -102,18 +102,49 @@ def test_links_inside_the_readme_lead_somewhere() -> None:
     assert [file for file in files if not (TOP / file).exists()] == []
 
 
+# What the README says, and the row of the results that it is from; {0} is the first number among the row's figures.
+FIGURES = [
+    ("it creates {0} pods a second, where bare requests reach {1}", "bring-up of 1,000 × 3, `--once`: pods/s"),
+    ("3,000 pods are there {0} s after the start of the process; a kopf handler that creates the same takes {1} s",
+     "the same, from the start of the process"),
+    ("{0} MiB for 1,000 Milvus with 3,000 pods", "peak memory, 1,000 × 3 at rest"),
+    ("{0} MiB for 10,000 with 30,000", "peak memory, 10,000 × 3 at rest"),
+    ("Looking at the 1,000 again takes {0} s of CPU", "a quiet pass, 1,000 × 3: CPU"),
+    ("over 1,000 Milvus with 3,000 pods: CPU | {0} s | {1} s to fetch and parse", "a quiet pass, 1,000 × 3: CPU"),
+    ("{1} s without garbage collection", "the same, 1,000 × 3"),
+    ("over 10,000 with 30,000 pods: CPU | {0} s | {1} s", "a quiet pass, 10,000 × 3: CPU"),
+    ("memory at its peak, the same two | {0} and", "peak memory, 1,000 × 3 at rest"),
+    ("{0} MiB | {1} MiB to import the libraries", "peak memory, 10,000 × 3 at rest"),
+    ("created by `--once` | {0}/s | {1}/s by bare requests", "bring-up of 1,000 × 3, `--once`: pods/s"),
+    ("the same with the default interval | {0}/s | {1}/s", "the same, running with the default interval"),
+    ("with an interval of 2 s | {1} s, at most {0} s", "a change of one among 1,000 quiet"),
+    ("at most {0} s while 3,000 pods are created", "the same while 3,000 creates are under way"),
+    ("each pass takes {0} s of CPU and each copy {2} MiB", "the same at rest"),
+    ("30,000 pods with {0} a second, with {1} cores for both copies and {2} for etcd", "two copies bring up"),
+    ("3,000 pods created | {0} s from the start of the process | {1} s", "the same, from the start of the process"),
+    ("beside ReplicaSets | {0}/s | not measured | not measured | {1}/s;",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with default flags"),
+    ("{1}/s with the limits of kube-controller-manager lifted",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with limits lifted"),
+    ("memory at its peak for that | {0} MiB | {1} MiB", "the same: peak memory"),
+    ("memory for 10,000 Milvus | {0} MiB, with 30,000 pods | {1} MiB", "peak memory, 10,000 × 3 | kopf"),
+]  # fmt: skip
+
+
 def test_its_figures_are_those_of_the_benchmark() -> None:
-    measured = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", RESULTS)]
-    text = README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")
-    said = re.findall(r"(\d[\d,.]*)(?= (?:s|MiB|cores|pods a second|with \d+ a second)\b|/s| and \d+ MiB)", text)
-    assert len(said) > 30
-    unknown = []
-    for figure in said:
-        digits = len(figure.partition(".")[2])
-        number, half = float(figure.replace(",", "")), 0.5001 * 10**-digits
-        if not any(abs(number - other) <= half for other in measured):
-            unknown.append(figure)
-    assert unknown == []
+    number = r"\d(?:[\d,]*\d)?(?:\.\d+)?"
+    text = " ".join((README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")).split())
+    for phrase, label in FIGURES:
+        (row,) = (line.split(" | ") for line in RESULTS.splitlines() if line.startswith(f"| {label}"))
+        figures = [float(figure.replace(",", "")) for figure in re.findall(number, row[2])]
+        between, places = re.split(r"\{\d\}", phrase), re.findall(r"\{(\d)\}", phrase)
+        said = re.search(f"({number})".join(map(re.escape, between)), text)
+        assert said, f"{phrase!r} is not in the README: change FIGURES with it"
+        for shown, place in zip(said.groups(), places, strict=True):
+            measured, half = figures[int(place)], 0.5001 * 10 ** -len(shown.partition(".")[2])
+            assert abs(float(shown.replace(",", "")) - measured) <= half, f"{said[0]!r}, but the results say {measured}"
+        text = text.replace(said[0], "")
+    assert re.findall(rf"{number}(?= ?(?:s|MiB|cores|pods a second)\b|/s)", text) == [], "figures without a row"
 
 
 def test_make_install_run_and_uninstall(kube: Kube) -> None:
