@@ -55,12 +55,23 @@ def deep(levels: int) -> Any:
     return inner
 
 
+def deep_lists(levels: int) -> Any:
+    inner: Any = []
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
 READY = [pod(f"x-{i}", "ready") for i in range(3)]
 OLD = [pod(f"x-{i}", "ready", image="milvus:0") for i in range(3)]
 STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
 STRANGER["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web"}
 LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
+ORPHAN_WITHOUT_INDEX = pod("x-1", "ready", owner=None)
+del ORPHAN_WITHOUT_INDEX["metadata"]["labels"][mo.POD_INDEX_LABEL]
+ANOTHER_NAME = pod("y-1", "ready", owner=None)
+ANOTHER_NAME["metadata"]["labels"] = ORPHAN["metadata"]["labels"]
 LOOSE = pod("x-1", "ready")
 LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
 
@@ -93,6 +104,8 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a stranger beyond the wanted is left alone", 1, [READY[0], STRANGER], []),
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
+        ("an orphan without its index is adopted", 3, [READY[0], ORPHAN_WITHOUT_INDEX, READY[2]], ["adopt x-1"]),
+        ("a nobody's pod with our labels and another name is left alone", 1, [READY[0], ANOTHER_NAME], []),
         ("a surplus orphan is adopted, to be deleted then", 1, [READY[0], ORPHAN], ["adopt x-1"]),
         ("an owner that does not control it does not own it", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
@@ -102,7 +115,7 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a claim of another name is the user's own", 1, [unscheduled("x-0", '"my-data-x-0" not found')], []),
         ("a claim that waits for its volume is there", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
         ("a nobody's pod with other labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
-        ("names that are not made from ours are not ours", 0, [pod("x-y-0", "ready"), pod("x-01", "ready")], []),
+        ("names that are not made from ours are not ours", 0, [pod("x-y-0"), pod("x-01"), pod("x-y")], []),
     ],
 )
 def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expected: list[str]) -> None:
@@ -275,6 +288,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         ),
         (milvus(pod="text"), "spec.pod must be a mapping"),
         (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),
+        (milvus(pod={"spec": deep_lists(100)}), "spec.pod is nested more than 100 levels deep"),
         (milvus(pod=deep(100_000)), "spec.pod is nested more than 100 levels deep"),
         (milvus(storage=5), "spec.storage must be a mapping"),
         (milvus(name="a.b"), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
@@ -291,6 +305,20 @@ def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> Non
         assert str(error.value) == message
     no = ("False", "Invalid", message)
     assert said(broken, READY) == {"Ready": no, "Reconciled": no, "Stalled": ("True", "Invalid", message)}
+
+
+@pytest.mark.parametrize(
+    ("what", "served", "pods"),
+    [
+        ("no replicas", {"metadata": milvus()["metadata"], "spec": {"image": "milvus:1"}}, 1),
+        ("the most replicas", milvus(1000), 1000),
+        ("the longest name", milvus(1, name="a" * 52), 1),
+        ("the deepest pod", milvus(1, pod=deep(100)), 1),
+        ("a pod with lists", milvus(1, pod={"spec": deep_lists(99)}), 1),
+    ],
+)
+def test_a_spec_at_its_limits_is_served(what: str, served: Obj, pods: int) -> None:
+    assert [action.verb for action in mo.decide(served, [])] == ["create"] * pods, what
 
 
 def test_the_pods_of_an_invalid_milvus_are_there_all_the_same() -> None:
@@ -343,6 +371,7 @@ def starting(init: Obj, reason: str) -> Obj:
                                  "message": "0/3 nodes are available"}]),
          "Unschedulable", "x-1: 0/3 nodes are available"),
         (pod("x-1", conditions=[]), "Pending", "x-1: Pending"),
+        (pod("x-1") | {"status": {}}, "Pending", "x-1: Pending"),
         (starting({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}, "PodInitializing"),
          "ErrImagePull", "x-1: no such image"),
         (starting({"terminated": {"reason": "Completed", "exitCode": 0}}, "CrashLoopBackOff"),
