@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -94,6 +95,8 @@ def unscheduled(name: str, because: str) -> Obj:
         ("an ending surplus needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
+        ("a failed pod that is ending is waited for", 1, [pod("x-0", "failed", "ending")], []),
+        ("an ending pod needs no labels", 1, [pod("x-0", "ending", "unlabelled")], []),
         (
             "deletes come before creates",
             2,
@@ -139,6 +142,8 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("rolling back past broken ones", [READY[0], READY[1], pod("x-2", image="milvus:broken")], ["delete x-2"]),
         ("a failed old one goes at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
         ("no Ready one together with those that are surplus", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
+        ("broken ones together with those that are surplus",
+         [*OLD[:2], pod("x-2", image="milvus:0"), pod("x-3", "ready")], ["delete x-3", "delete x-2"]),
         ("broken ones go before what is missing comes",
          [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
         ("the end of a roll", READY, []),
@@ -153,17 +158,39 @@ def test_a_stranger_does_not_block_a_roll() -> None:
     assert actions(milvus(3), OLD[0], READY[2], held={"x-1"}) == ["delete x-0"]
 
 
-def test_only_a_pod_of_an_earlier_milvus_of_this_name_goes_by_itself() -> None:
-    another = pod("x-1", "ready", owner="uid-of-y")
-    another["metadata"]["ownerReferences"][0]["name"] = "y"
-    assert mo.strangers(milvus(3), [LEAVING]) == {}
-    assert "belongs to Milvus y" in mo.strangers(milvus(3), [another])["x-1"].message
+ANOTHER = pod("x-1", "ready", owner="uid-of-y")
+ANOTHER["metadata"]["ownerReferences"][0]["name"] = "y"
+
+
+@pytest.mark.parametrize(
+    ("what", "replicas", "there", "whose"),
+    [
+        ("another owner's", 3, STRANGER, "belongs to ReplicaSet web"),
+        ("another Milvus's", 3, ANOTHER, "belongs to Milvus y"),
+        ("nobody's", 3, pod("x-1", "unlabelled", owner=None), "was made by somebody else"),
+        ("beyond the wanted", 1, STRANGER, None),
+        ("one of an earlier x goes by itself", 3, LEAVING, None),
+        ("one that is ending goes by itself", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
+        ("an orphan is adopted", 3, ORPHAN, None),
+    ],
+)
+def test_a_stranger_under_a_wanted_name_is_a_conflict(what: str, replicas: int, there: Obj, whose: str | None) -> None:
+    advice = "delete that pod (noticed within 5 minutes) or give the Milvus another name"
+    told = {"x-1": mo.Words("NameConflict", f"pod x-1 {whose} and is left alone: {advice}")} if whose else {}
+    assert mo.strangers(milvus(replicas), [there]) == told, what
+
+
+def test_only_the_delete_of_a_ready_pod_disrupts() -> None:
+    assert mo.Action("delete", READY[0], "").disrupts
+    assert not mo.Action("delete", pod("x-0"), "").disrupts
+    assert not mo.Action("vet", READY[0], "").disrupts
 
 
 def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
     assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
     assert actions(milvus(3), *READY, vetted=False) == []
+    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], "it is of the present one"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +354,8 @@ def test_the_pods_of_an_invalid_milvus_are_there_all_the_same() -> None:
 
 
 def test_the_status_of_a_served_milvus() -> None:
-    before = milvus(2) | {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]}}
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "Reconciled", "status": "False"}]
+    before = milvus(2) | {"status": {"conditions": [one | {"lastTransitionTime": "then"} for one in conditions]}}
     assert mo.status_of(before, [READY[1], READY[0]], {}, NOW) == {
         "observedGeneration": 1,
         "replicas": 2,
@@ -371,7 +399,18 @@ def starting(init: Obj, reason: str) -> Obj:
                                  "message": "0/3 nodes are available"}]),
          "Unschedulable", "x-1: 0/3 nodes are available"),
         (pod("x-1", conditions=[]), "Pending", "x-1: Pending"),
+        (pod("x-1"), "Pending", "x-1: Pending"),
         (pod("x-1") | {"status": {}}, "Pending", "x-1: Pending"),
+        ({"metadata": pod("x-1")["metadata"]}, "Pending", "x-1: Pending"),
+        (pod("x-1", containerStatuses=[{}]), "Pending", "x-1: Pending"),
+        (pod("x-1", containerStatuses=[{"state": {"waiting": {"message": "soon"}}}]), "Waiting", "x-1: soon"),
+        (pod("x-1", containerStatuses=[{"state": {"terminated": {"exitCode": 1}}}]), "Error", "x-1: exit code 1"),
+        (pod("x-1", conditions=[{"type": "PodScheduled", "status": "True", "reason": "no matter"},
+                                {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady",
+                                 "message": "a gate is closed"}]),
+         "ReadinessGatesNotReady", "x-1: a gate is closed"),
+        (pod("x-1", "failed", reason="no space"), "nospace", "x-1: no space"),
+        (pod("x-1", "failed", reason="?"), "Unknown", "x-1: ?"),
         (starting({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}, "PodInitializing"),
          "ErrImagePull", "x-1: no such image"),
         (starting({"terminated": {"reason": "Completed", "exitCode": 0}}, "CrashLoopBackOff"),
@@ -425,23 +464,31 @@ def test_a_claim_that_is_ending_is_waited_for_and_no_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "generation", "expected"),
+    ("before", "reason", "generation", "expected"),
     [
-        ("QuotaExceeded", 1, "used: 3"),
-        ("Forbidden", 1, "used: 3"),
-        ("APIError", 1, "used: 3"),
-        ("QuotaExceeded", 2, "used: 4"),
-        ("Invalid", 1, "used: 4"),
-        ("NameConflict", 1, "used: 4"),
+        ("QuotaExceeded", "QuotaExceeded", 1, "used: 3"),
+        ("Forbidden", "Forbidden", 1, "used: 3"),
+        ("APIError", "APIError", 1, "used: 3"),
+        ("QuotaExceeded", "QuotaExceeded", 2, "used: 4"),
+        ("QuotaExceeded", "Forbidden", 1, "used: 4"),
+        ("Invalid", "Invalid", 1, "used: 4"),
+        ("NameConflict", "NameConflict", 1, "used: 4"),
     ],
 )
-def test_the_words_of_a_refusal_stay_while_its_reason_does(reason: str, generation: int, expected: str) -> None:
-    """They vary, and two copies must not write the status in turn."""
-    status = mo.status_of(milvus(1), [], {"x-0": mo.Words(reason, "used: 3")}, NOW)
-    now = milvus(1) | {"status": status}
+def test_the_words_of_a_refusal_stay_while_its_reason_does(
+    before: str, reason: str, generation: int, expected: str
+) -> None:
+    """They vary, and two copies must not write the status in turn. How many pods are Ready is told as it is."""
+    status = mo.status_of(milvus(2), [], {"x-0": mo.Words(before, "used: 3")}, NOW)
+    now = milvus(2) | {"status": status}
     now["metadata"]["generation"] = generation
-    conditions = mo.status_of(now, [], {"x-0": mo.Words(reason, "used: 4")}, NOW)["conditions"]
-    assert {condition["message"] for condition in conditions[1:]} == {expected}
+    conditions = mo.status_of(now, [READY[1]], {"x-0": mo.Words(reason, "used: 4")}, NOW)["conditions"]
+    assert conditions[0]["message"] == f"1 of 2 pods are ready and up to date; x-0: {reason}"
+    assert conditions[1]["message"] == expected
+
+
+def test_a_long_message_is_cut() -> None:
+    assert said(milvus(1), [], x_0=mo.Words("APIError", "a" * 2000))["Reconciled"][2] == "a" * 1024
 
 
 @pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
@@ -461,7 +508,52 @@ def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
      {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Ready", "lastTransitionTime": 3}]}],
 )  # fmt: skip
 def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
-    assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], {}, NOW)["readyReplicas"] == 1
+    there = milvus(1) | {"status": strange}
+    assert mo.status_of(there, READY[:1], {}, NOW)["readyReplicas"] == 1
+    assert mo.announced_of(there) == ""
+
+
+def test_what_was_announced_is_in_the_status() -> None:
+    assert mo.announced_of(milvus() | {"status": {"disruptedPod": "uid then"}}) == "uid then"
+    assert mo.announced_of(milvus()) == ""
+
+
+def event(names: list[str], message: str = "missing", warning: bool = False) -> Obj:
+    return mo.new_event(milvus(), "Created", message, warning, names, NOW)
+
+
+def test_an_event_is_about_its_milvus() -> None:
+    assert event(["x-0"]) == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": "x-", "namespace": "ns"},
+        "regarding": {
+            "apiVersion": "zilliz.com/v1", "kind": "Milvus", "name": "x", "uid": "uid-of-x", "namespace": "ns"
+        },
+        "type": "Normal",
+        "reason": "Created",
+        "action": "Reconcile",
+        "note": "x-0: missing",
+        "eventTime": NOW,
+        "reportingController": "zilliz.com/milvus-operator",
+        "reportingInstance": socket.gethostname(),
+    }  # fmt: skip
+    assert event([], warning=True)["type"] == "Warning"
+
+
+@pytest.mark.parametrize(
+    ("pods", "message", "note"),
+    [
+        (0, "no longer Invalid", "no longer Invalid"),
+        (2, "missing", "x-0, x-1: missing"),
+        (10, "missing", "x-0, x-1, x-2, x-3, x-4, x-5, x-6, x-7, x-8, x-9: missing"),
+        (12, "missing", "x-0, x-1, x-2, x-3, x-4, x-5, x-6, x-7, x-8, x-9 and 2 more: missing"),
+        (0, "a" + "é" * 1000, "a" + "é" * 511),
+        (0, "a lone \ud800", "a lone ?"),
+    ],
+)
+def test_the_note_of_an_event_names_ten_pods_and_has_1024_bytes(pods: int, message: str, note: str) -> None:
+    assert event([f"x-{number}" for number in range(pods)], message)["note"] == note
 
 
 def test_deep_json_is_cut_where_it_is_deep() -> None:
