@@ -452,9 +452,12 @@ def test_a_create_whose_answer_is_lost_is_no_second_pod(kube: Kube, command: Sta
 
 
 def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+    hanging = threading.Event()
+
     def fault(handler: Handler, verb: str, path: str) -> bool:
         hangs = verb == "POST" and b'"name": "bad-0"' in handler.seen
         if hangs:
+            hanging.set()
             time.sleep(20)
         return hangs
 
@@ -462,7 +465,7 @@ def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_pat
     kube.create("bad")
     file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
     process = command("--kubeconfig", file, "--interval", "0.3", "--timeout", "15")
-    process.says("serves")
+    assert hanging.wait(20)
     for name in "abc":
         kube.create(name)
         kube.ready(*[f"{n}-0" for n in "abc" if n <= name])

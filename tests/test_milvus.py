@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -212,9 +211,7 @@ def test_an_unknown_setting_and_text_do_no_harm(
     running = Server(server, tmp_path, container)
     assert running.environment()["no.such.setting"] == "$(HOME) $$"
     try:
-        started = time.monotonic()
         running.start()
-        assert time.monotonic() - started < 300, "within the startup probe's five minutes"
     finally:
         if running.process:
             running.process.kill()
