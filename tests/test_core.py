@@ -69,6 +69,8 @@ STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
 STRANGER["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web"}
 LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
+BARE = pod("x-2", "ready")
+del BARE["metadata"]["annotations"]
 ORPHAN_WITHOUT_INDEX = pod("x-1", "ready", owner=None)
 del ORPHAN_WITHOUT_INDEX["metadata"]["labels"][mo.POD_INDEX_LABEL]
 ANOTHER_NAME = pod("y-1", "ready", owner=None)
@@ -95,6 +97,7 @@ def unscheduled(name: str, because: str) -> Obj:
         ("an ending surplus needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
+        ("a succeeded pod is deleted, too", 1, [pod("x-0") | {"status": {"phase": "Succeeded"}}], ["delete x-0"]),
         ("a failed pod that is ending is waited for", 1, [pod("x-0", "failed", "ending")], []),
         ("an ending pod needs no labels", 1, [pod("x-0", "ending", "unlabelled")], []),
         (
@@ -134,7 +137,7 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("one Ready pod at a time, from the highest", OLD, ["delete x-2"]),
         ("the next when the last is Ready", [*OLD[:2], READY[2]], ["delete x-1"]),
         ("not while the last is coming", [*OLD[:2], pod("x-2")], []),
-        ("not while the last is going", [*OLD[:2], pod("x-2", "ending", image="milvus:0")], []),
+        ("not while the last is going", [*OLD[:2], pod("x-2", "ready", "ending", image="milvus:0")], []),
         ("not while one is missing", OLD[:2], ["create x-2"]),
         ("broken ones go first, all at once", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
          ["delete x-2", "delete x-1"]),
@@ -146,6 +149,7 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
          [*OLD[:2], pod("x-2", image="milvus:0"), pod("x-3", "ready")], ["delete x-3", "delete x-2"]),
         ("broken ones go before what is missing comes",
          [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
+        ("a pod without a fingerprint is of an earlier template", [*READY[:2], BARE], ["delete x-2"]),
         ("the end of a roll", READY, []),
     ],
 )  # fmt: skip
@@ -168,6 +172,7 @@ ANOTHER["metadata"]["ownerReferences"][0]["name"] = "y"
         ("another owner's", 3, STRANGER, "belongs to ReplicaSet web"),
         ("another Milvus's", 3, ANOTHER, "belongs to Milvus y"),
         ("nobody's", 3, pod("x-1", "unlabelled", owner=None), "was made by somebody else"),
+        ("nobody's without labels", 3, {"metadata": {"name": "x-1"}}, "was made by somebody else"),
         ("beyond the wanted", 1, STRANGER, None),
         ("one of an earlier x goes by itself", 3, LEAVING, None),
         ("one that is ending goes by itself", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
@@ -498,7 +503,7 @@ def test_of_several_refusals_the_same_is_said_in_any_order(order: tuple[str, ...
 
 
 def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
-    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed"), pod("x-2", "ending")], {}, NOW)
+    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed", "ready"), pod("x-2", "ending")], {}, NOW)
     assert (status["replicas"], status["readyReplicas"], status["pods"]) == (2, 1, ["x-0", "x-1"])
 
 

@@ -189,6 +189,7 @@ def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
         ("*text*", "line 1: not valid YAML"),
         ("%YAML 9.9\n---\na: 1", "line 1: not valid YAML"),
         ("a: 1\r\nb: c: d\r\n", "line 2: not valid YAML"),
+        ('a: "\\U00110000"', "line 1: "),
         ("a: b\n---\nc: d", "line 2: "),
         ("text\n---\na: b", "line 2: "),
         ("\0", "line 1: a character that YAML does not allow"),
@@ -200,7 +201,11 @@ def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
         ("# 😀 a comment of some length\na: \ud800\nb: 1", "line 2: a character that YAML does not allow"),
     ],
 )
-def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(text: str, message: str) -> None:
+@pytest.mark.parametrize("loader", [mo.YAML_LOADER, yaml.BaseLoader])  # the second where PyYAML is without libyaml
+def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(
+    text: str, message: str, loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mo, "YAML_LOADER", loader)
     with pytest.raises(mo.Invalid, match="^spec.milvusSpec, " + message):
         mo.settings_of(milvus(milvusSpec=text))
 
