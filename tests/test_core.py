@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -55,12 +56,25 @@ def deep(levels: int) -> Any:
     return inner
 
 
+def deep_lists(levels: int) -> Any:
+    inner: Any = []
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
 READY = [pod(f"x-{i}", "ready") for i in range(3)]
 OLD = [pod(f"x-{i}", "ready", image="milvus:0") for i in range(3)]
 STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
 STRANGER["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web"}
 LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
+BARE = pod("x-2", "ready")
+del BARE["metadata"]["annotations"]
+ORPHAN_WITHOUT_INDEX = pod("x-1", "ready", owner=None)
+del ORPHAN_WITHOUT_INDEX["metadata"]["labels"][mo.POD_INDEX_LABEL]
+ANOTHER_NAME = pod("y-1", "ready", owner=None)
+ANOTHER_NAME["metadata"]["labels"] = ORPHAN["metadata"]["labels"]
 LOOSE = pod("x-1", "ready")
 LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
 
@@ -83,6 +97,9 @@ def unscheduled(name: str, because: str) -> Obj:
         ("an ending surplus needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
+        ("a succeeded pod is deleted, too", 1, [pod("x-0") | {"status": {"phase": "Succeeded"}}], ["delete x-0"]),
+        ("a failed pod that is ending is waited for", 1, [pod("x-0", "failed", "ending")], []),
+        ("an ending pod needs no labels", 1, [pod("x-0", "ending", "unlabelled")], []),
         (
             "deletes come before creates",
             2,
@@ -93,6 +110,8 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a stranger beyond the wanted is left alone", 1, [READY[0], STRANGER], []),
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
+        ("an orphan without its index is adopted", 3, [READY[0], ORPHAN_WITHOUT_INDEX, READY[2]], ["adopt x-1"]),
+        ("a nobody's pod with our labels and another name is left alone", 1, [READY[0], ANOTHER_NAME], []),
         ("a surplus orphan is adopted, to be deleted then", 1, [READY[0], ORPHAN], ["adopt x-1"]),
         ("an owner that does not control it does not own it", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
@@ -102,7 +121,7 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a claim of another name is the user's own", 1, [unscheduled("x-0", '"my-data-x-0" not found')], []),
         ("a claim that waits for its volume is there", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
         ("a nobody's pod with other labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
-        ("names that are not made from ours are not ours", 0, [pod("x-y-0", "ready"), pod("x-01", "ready")], []),
+        ("names that are not made from ours are not ours", 0, [pod("x-y-0"), pod("x-01"), pod("x-y")], []),
     ],
 )
 def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expected: list[str]) -> None:
@@ -118,7 +137,7 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("one Ready pod at a time, from the highest", OLD, ["delete x-2"]),
         ("the next when the last is Ready", [*OLD[:2], READY[2]], ["delete x-1"]),
         ("not while the last is coming", [*OLD[:2], pod("x-2")], []),
-        ("not while the last is going", [*OLD[:2], pod("x-2", "ending", image="milvus:0")], []),
+        ("not while the last is going", [*OLD[:2], pod("x-2", "ready", "ending", image="milvus:0")], []),
         ("not while one is missing", OLD[:2], ["create x-2"]),
         ("broken ones go first, all at once", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
          ["delete x-2", "delete x-1"]),
@@ -126,8 +145,13 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
         ("rolling back past broken ones", [READY[0], READY[1], pod("x-2", image="milvus:broken")], ["delete x-2"]),
         ("a failed old one goes at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
         ("no Ready one together with those that are surplus", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
+        ("broken ones together with those that are surplus",
+         [*OLD[:2], pod("x-2", image="milvus:0"), pod("x-3", "ready")], ["delete x-3", "delete x-2"]),
         ("broken ones go before what is missing comes",
          [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
+        ("a broken one without labels goes as it is",
+         [*OLD[:2], pod("x-2", "unlabelled", image="milvus:0")], ["delete x-2"]),
+        ("a pod without a fingerprint is of an earlier template", [*READY[:2], BARE], ["delete x-2"]),
         ("the end of a roll", READY, []),
     ],
 )  # fmt: skip
@@ -140,17 +164,40 @@ def test_a_stranger_does_not_block_a_roll() -> None:
     assert actions(milvus(3), OLD[0], READY[2], held={"x-1"}) == ["delete x-0"]
 
 
-def test_only_a_pod_of_an_earlier_milvus_of_this_name_goes_by_itself() -> None:
-    another = pod("x-1", "ready", owner="uid-of-y")
-    another["metadata"]["ownerReferences"][0]["name"] = "y"
-    assert mo.strangers(milvus(3), [LEAVING]) == {}
-    assert "belongs to Milvus y" in mo.strangers(milvus(3), [another])["x-1"].message
+ANOTHER = pod("x-1", "ready", owner="uid-of-y")
+ANOTHER["metadata"]["ownerReferences"][0]["name"] = "y"
+
+
+@pytest.mark.parametrize(
+    ("what", "replicas", "there", "whose"),
+    [
+        ("another owner's", 3, STRANGER, "belongs to ReplicaSet web"),
+        ("another Milvus's", 3, ANOTHER, "belongs to Milvus y"),
+        ("nobody's", 3, pod("x-1", "unlabelled", owner=None), "belongs to somebody else"),
+        ("nobody's without labels", 3, {"metadata": {"name": "x-1"}}, "belongs to somebody else"),
+        ("beyond the wanted", 1, STRANGER, None),
+        ("one of an earlier x goes by itself", 3, LEAVING, None),
+        ("one that is ending goes by itself", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
+        ("an orphan is adopted", 3, ORPHAN, None),
+    ],
+)
+def test_a_stranger_under_a_wanted_name_is_a_conflict(what: str, replicas: int, there: Obj, whose: str | None) -> None:
+    advice = "delete that pod (this is noticed within 5 minutes) or use another name for the Milvus"
+    told = {"x-1": mo.Words("NameConflict", f"pod x-1 {whose} and is left alone: {advice}")} if whose else {}
+    assert mo.strangers(milvus(replicas), [there]) == told, what
+
+
+def test_only_the_delete_of_a_ready_pod_disrupts() -> None:
+    assert mo.Action("delete", READY[0], "").disrupts
+    assert not mo.Action("delete", pod("x-0"), "").disrupts
+    assert not mo.Action("vet", READY[0], "").disrupts
 
 
 def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
     assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
     assert actions(milvus(3), *READY, vetted=False) == []
+    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], "it is of the present one"
 
 
 @pytest.mark.parametrize(
@@ -275,6 +322,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         ),
         (milvus(pod="text"), "spec.pod must be a mapping"),
         (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),
+        (milvus(pod={"spec": deep_lists(100)}), "spec.pod is nested more than 100 levels deep"),
         (milvus(pod=deep(100_000)), "spec.pod is nested more than 100 levels deep"),
         (milvus(storage=5), "spec.storage must be a mapping"),
         (milvus(name="a.b"), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
@@ -293,13 +341,28 @@ def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> Non
     assert said(broken, READY) == {"Ready": no, "Reconciled": no, "Stalled": ("True", "Invalid", message)}
 
 
+@pytest.mark.parametrize(
+    ("what", "served", "pods"),
+    [
+        ("no replicas", {"metadata": milvus()["metadata"], "spec": {"image": "milvus:1"}}, 1),
+        ("the most replicas", milvus(1000), 1000),
+        ("the longest name", milvus(1, name="a" * 52), 1),
+        ("the deepest pod", milvus(1, pod=deep(100)), 1),
+        ("a pod with lists", milvus(1, pod={"spec": deep_lists(99)}), 1),
+    ],
+)
+def test_a_spec_at_its_limits_is_served(what: str, served: Obj, pods: int) -> None:
+    assert [action.verb for action in mo.decide(served, [])] == ["create"] * pods, what
+
+
 def test_the_pods_of_an_invalid_milvus_are_there_all_the_same() -> None:
     status = mo.status_of(milvus(image=None), READY, {}, NOW)
     assert (status["replicas"], status["readyReplicas"], status["pods"]) == (3, 3, ["x-0", "x-1", "x-2"])
 
 
 def test_the_status_of_a_served_milvus() -> None:
-    before = milvus(2) | {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "then"}]}}
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "Reconciled", "status": "False"}]
+    before = milvus(2) | {"status": {"conditions": [one | {"lastTransitionTime": "then"} for one in conditions]}}
     assert mo.status_of(before, [READY[1], READY[0]], {}, NOW) == {
         "observedGeneration": 1,
         "replicas": 2,
@@ -343,6 +406,18 @@ def starting(init: Obj, reason: str) -> Obj:
                                  "message": "0/3 nodes are available"}]),
          "Unschedulable", "x-1: 0/3 nodes are available"),
         (pod("x-1", conditions=[]), "Pending", "x-1: Pending"),
+        (pod("x-1"), "Pending", "x-1: Pending"),
+        (pod("x-1") | {"status": {}}, "Pending", "x-1: Pending"),
+        ({"metadata": pod("x-1")["metadata"]}, "Pending", "x-1: Pending"),
+        (pod("x-1", containerStatuses=[{}]), "Pending", "x-1: Pending"),
+        (pod("x-1", containerStatuses=[{"state": {"waiting": {"message": "soon"}}}]), "Waiting", "x-1: soon"),
+        (pod("x-1", containerStatuses=[{"state": {"terminated": {"exitCode": 1}}}]), "Error", "x-1: exit code 1"),
+        (pod("x-1", conditions=[{"type": "PodScheduled", "status": "True", "reason": "no matter"},
+                                {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady",
+                                 "message": "a gate is closed"}]),
+         "ReadinessGatesNotReady", "x-1: a gate is closed"),
+        (pod("x-1", "failed", reason="no space"), "nospace", "x-1: no space"),
+        (pod("x-1", "failed", reason="?"), "Unknown", "x-1: ?"),
         (starting({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}, "PodInitializing"),
          "ErrImagePull", "x-1: no such image"),
         (starting({"terminated": {"reason": "Completed", "exitCode": 0}}, "CrashLoopBackOff"),
@@ -396,23 +471,31 @@ def test_a_claim_that_is_ending_is_waited_for_and_no_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "generation", "expected"),
+    ("before", "reason", "generation", "expected"),
     [
-        ("QuotaExceeded", 1, "used: 3"),
-        ("Forbidden", 1, "used: 3"),
-        ("APIError", 1, "used: 3"),
-        ("QuotaExceeded", 2, "used: 4"),
-        ("Invalid", 1, "used: 4"),
-        ("NameConflict", 1, "used: 4"),
+        ("QuotaExceeded", "QuotaExceeded", 1, "used: 3"),
+        ("Forbidden", "Forbidden", 1, "used: 3"),
+        ("APIError", "APIError", 1, "used: 3"),
+        ("QuotaExceeded", "QuotaExceeded", 2, "used: 4"),
+        ("QuotaExceeded", "Forbidden", 1, "used: 4"),
+        ("Invalid", "Invalid", 1, "used: 4"),
+        ("NameConflict", "NameConflict", 1, "used: 4"),
     ],
 )
-def test_the_words_of_a_refusal_stay_while_its_reason_does(reason: str, generation: int, expected: str) -> None:
-    """They vary, and two copies must not write the status in turn."""
-    status = mo.status_of(milvus(1), [], {"x-0": mo.Words(reason, "used: 3")}, NOW)
-    now = milvus(1) | {"status": status}
+def test_the_words_of_a_refusal_stay_while_its_reason_does(
+    before: str, reason: str, generation: int, expected: str
+) -> None:
+    """They vary, and two copies must not write the status in turn. How many pods are Ready is told as it is."""
+    status = mo.status_of(milvus(2), [], {"x-0": mo.Words(before, "used: 3")}, NOW)
+    now = milvus(2) | {"status": status}
     now["metadata"]["generation"] = generation
-    conditions = mo.status_of(now, [], {"x-0": mo.Words(reason, "used: 4")}, NOW)["conditions"]
-    assert {condition["message"] for condition in conditions[1:]} == {expected}
+    conditions = mo.status_of(now, [READY[1]], {"x-0": mo.Words(reason, "used: 4")}, NOW)["conditions"]
+    assert conditions[0]["message"] == f"1 of 2 pods are ready and up to date; x-0: {reason}"
+    assert conditions[1]["message"] == expected
+
+
+def test_a_long_message_is_cut() -> None:
+    assert said(milvus(1), [], x_0=mo.Words("APIError", "a" * 2000))["Reconciled"][2] == "a" * 1024
 
 
 @pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
@@ -422,7 +505,7 @@ def test_of_several_refusals_the_same_is_said_in_any_order(order: tuple[str, ...
 
 
 def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
-    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed"), pod("x-2", "ending")], {}, NOW)
+    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed", "ready"), pod("x-2", "ending")], {}, NOW)
     assert (status["replicas"], status["readyReplicas"], status["pods"]) == (2, 1, ["x-0", "x-1"])
 
 
@@ -432,7 +515,52 @@ def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
      {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Ready", "lastTransitionTime": 3}]}],
 )  # fmt: skip
 def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
-    assert mo.status_of(milvus(1) | {"status": strange}, READY[:1], {}, NOW)["readyReplicas"] == 1
+    there = milvus(1) | {"status": strange}
+    assert mo.status_of(there, READY[:1], {}, NOW)["readyReplicas"] == 1
+    assert mo.announced_of(there) == ""
+
+
+def test_what_was_announced_is_in_the_status() -> None:
+    assert mo.announced_of(milvus() | {"status": {"disruptedPod": "uid then"}}) == "uid then"
+    assert mo.announced_of(milvus()) == ""
+
+
+def event(names: list[str], message: str = "missing", warning: bool = False) -> Obj:
+    return mo.new_event(milvus(), "Created", message, warning, names, NOW)
+
+
+def test_an_event_is_about_its_milvus() -> None:
+    assert event(["x-0"]) == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": "x-", "namespace": "ns"},
+        "regarding": {
+            "apiVersion": "zilliz.com/v1", "kind": "Milvus", "name": "x", "uid": "uid-of-x", "namespace": "ns"
+        },
+        "type": "Normal",
+        "reason": "Created",
+        "action": "Reconcile",
+        "note": "x-0: missing",
+        "eventTime": NOW,
+        "reportingController": "zilliz.com/milvus-operator",
+        "reportingInstance": socket.gethostname(),
+    }  # fmt: skip
+    assert event([], warning=True)["type"] == "Warning"
+
+
+@pytest.mark.parametrize(
+    ("pods", "message", "note"),
+    [
+        (0, "no longer Invalid", "no longer Invalid"),
+        (2, "missing", "x-0, x-1: missing"),
+        (10, "missing", "x-0, x-1, x-2, x-3, x-4, x-5, x-6, x-7, x-8, x-9: missing"),
+        (11, "missing", "x-0, x-1, x-2, x-3, x-4, x-5, x-6, x-7, x-8, x-9 and 1 more: missing"),
+        (0, "a" + "é" * 1000, "a" + "é" * 511),
+        (0, "a lone \ud800", "a lone ?"),
+    ],
+)
+def test_the_note_of_an_event_names_ten_pods_and_has_1024_bytes(pods: int, message: str, note: str) -> None:
+    assert event([f"x-{number}" for number in range(pods)], message)["note"] == note
 
 
 @pytest.mark.platform

@@ -464,20 +464,21 @@ def test_once_looks_again_where_something_changed_meanwhile(
     kube: Kube, operator: mo.Operator, monkeypatch: Any
 ) -> None:
     milvus = kube.create(replicas=3)
-    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0))
+    present = {mo.TEMPLATE_HASH: mo.template_hash(milvus)}
+    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0), annotations=present)
     snapshot = operator.cluster.snapshot
 
     def then_change(*arguments: Any) -> Any:
         listed = snapshot(*arguments)
-        if "touched" not in kube.all_pods()["x-0"]["metadata"].get("annotations", {}):
+        if "touched" not in kube.all_pods()["x-0"]["metadata"]["annotations"]:
             kube.patch_pod("x-0", annotations={"touched": "1"})
         return listed
 
     monkeypatch.setattr(operator.cluster, "snapshot", then_change)
-    operator.run_once()
-    assert kube.names() == ["x-0", "x-1", "x-2"] or kube.names() == ["x-1", "x-2"]
-    assert "409" not in kube.condition("Reconciled")["message"]
-    assert all(mo.controller_of(pod) for pod in kube.all_pods().values())
+    assert operator.run_once()
+    assert kube.names() == ["x-0", "x-1", "x-2"]
+    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {mo.uid_of(milvus)}
+    assert kube.condition("Reconciled")["status"] == "True"
 
 
 def test_a_pod_of_our_name_and_owner_in_another_namespace_is_no_business_of_ours(kube: Kube) -> None:
@@ -695,6 +696,7 @@ def test_the_status_of_a_milvus_that_is_gone_is_no_failure(kube: Kube, wire: Wir
 
     wire.fault = fault
     assert make_pass(new_operator(kube, server=wire.url), once=True)
+    assert [request.code for request in wire.requests if request.verb == "PATCH"] == [404]
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
@@ -902,9 +904,8 @@ def test_an_overlay_that_makes_the_pod_invalid_costs_no_pod(kube: Kube, operator
     [
         ({"milvusSpec": "proxy.port: 1"}, "line 1: proxy.port cannot be changed"),
         ({"milvusSpec": "a=b: c"}, "a valid environment variable name must consist"),
-        ({"milvusSpec": "a: " + "9" * 5000}, ""),
         ({"storage": {"size": "0"}}, "must be greater than zero"),
-        ({"pod": {"spec": {"containers": "text"}}}, ""),
+        ({"pod": {"spec": {"containers": "text"}}}, "cannot be handled as a Pod"),
         ({"pod": {"spec": {"serviceAccountName": "nobody"}}}, 'serviceaccount "nobody" not found'),
         (
             {"pod": {"spec": {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "lots"}}]}}},
@@ -919,9 +920,8 @@ def test_a_pod_that_is_refused_says_so_and_harms_nobody(
     kube.create("good")
     make_pass(operator)
     assert "good-0" in kube.names()
-    if message:
-        assert message in kube.condition("Reconciled", "bad")["message"]
-        assert kube.condition("Reconciled", "bad")["status"] == "False"
+    assert message in kube.condition("Reconciled", "bad")["message"]
+    assert kube.condition("Reconciled", "bad")["status"] == "False"
 
 
 def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube: Kube, operator: mo.Operator) -> None:
@@ -931,7 +931,7 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube:
         kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create("y")
     make_pass(operator)
-    assert kube.names() == ["y-0"] or kube.names() == ["deep-90-0", "y-0"]
+    assert kube.names() == ["y-0"]
     for depth in (900, 4000, 8000):
         said = json.loads(kube.kubectl("get", "mi", f"deep-{depth}", "-o", "jsonpath={.status.conditions}"))
         assert said[1]["message"] == "spec.pod is nested more than 100 levels deep"

@@ -260,7 +260,7 @@ def test_refused_deletes_of_a_roll_have_their_back_off_and_the_rest_is_rolled(
         make_pass(operator)
         clock.skip(5)
     assert kube.images() == ["milvus:2", "milvus:1", "milvus:1"]
-    assert all(fault.asked <= 6 for fault in faults)
+    assert all(1 <= fault.asked <= 6 for fault in faults)
 
 
 def test_a_create_whose_connection_is_reset_delays_no_other(kube: Kube, wire: Wire) -> None:
@@ -346,8 +346,6 @@ def test_two_copies_on_different_lists_do_not_take_two_ready_pods(
 ) -> None:
     """One acts in the moment after the other has listed: as two of them do that run at once."""
     other = new_operator(kube)
-    for copy in (operator, other):
-        rest(copy, kube) if not kube.names() else None
     kube.create(replicas=3)
     rest(operator, kube, "x-0", "x-1", "x-2")
     rest(other, kube, "x-0", "x-1", "x-2")

@@ -58,7 +58,7 @@ def test_make_help_explains_every_target_and_those_of_the_documents_exist() -> N
         "release",
         "clean",
     }
-    assert set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
+    assert {"demo", "test"} <= set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 
 
@@ -119,18 +119,45 @@ def test_links_between_the_documents_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(target.read_text()), f"{path.name}: {file}#{anchor}"
 
 
+# What the documents say, and the row of the results that it is from; {0} is the first number among the row's figures.
+FIGURES = [
+    ("it uses {0} MiB of memory", "peak memory, 1,000 × 3 at rest"),
+    ("and {0} s of CPU for a pass", "a quiet pass, 1,000 × 3: CPU"),
+    ("1,000 Milvus with 3,000 pods | {0} s | {1} s to fetch and parse the two lists", "a quiet pass, 1,000 × 3: CPU"),
+    (", {1} s with garbage collection off", "the same, 1,000 × 3"),
+    ("10,000 with 30,000 pods | {0} s | {1} s |", "a quiet pass, 10,000 × 3: CPU"),
+    ("peak memory of these two | {0} MiB", "peak memory, 1,000 × 3 at rest"),
+    (", {0} MiB | {1} MiB to import the libraries", "peak memory, 10,000 × 3 at rest"),
+    ("among 10,000 pods of other people; measured separately | {0} s | {1} s without them",
+     "a quiet pass among 10,000 foreign pods: CPU"),
+    ("creating 3,000 pods with `--once` | {0}/s | {1}/s by bare requests", "bring-up of 1,000 × 3, `--once`: pods/s"),
+    ("until 3,000 pods exist | {0} s | {1} s with a kopf handler", "the same, from the start of the process"),
+    ("peak memory for that | {0} MiB | {1} MiB with kopf", "the same: peak memory"),
+    ("measured beside ReplicaSets | {0}/s | {1}/s with the rate limits",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with limits lifted"),
+    ("default rate limits | {0}/s | {1}/s, measured with",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with default flags"),
+    ("peak memory with 10,000 resources | {0} MiB, with 30,000 pods | {1} MiB with kopf",
+     "peak memory, 10,000 × 3 | kopf"),
+    ("`--interval=2` | {1} s, at most {0} s |", "a change of one among 1,000 quiet"),
+    ("at most {0} s while 3,000 pods are created", "the same while 3,000 creates are under way"),
+]  # fmt: skip
+
+
 def test_its_figures_are_those_of_the_benchmark() -> None:
-    measured = [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", RESULTS)]
-    text = README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")
-    said = re.findall(r"(\d[\d,.]*)(?= (?:s|MiB|cores|pods a second|with \d+ a second)\b|/s| and \d+ MiB)", text)
-    assert len(said) > 20
-    unknown = []
-    for figure in said:
-        digits = len(figure.partition(".")[2])
-        number, half = float(figure.replace(",", "")), 0.5001 * 10**-digits
-        if not any(abs(number - other) <= half for other in measured):
-            unknown.append(figure)
-    assert unknown == []
+    number = r"\d(?:[\d,]*\d)?(?:\.\d+)?"
+    text = " ".join((README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")).split())
+    for phrase, label in FIGURES:
+        (row,) = (line.split(" | ") for line in RESULTS.splitlines() if line.startswith(f"| {label}"))
+        figures = [float(figure.replace(",", "")) for figure in re.findall(number, row[2])]
+        between, places = re.split(r"\{\d\}", phrase), re.findall(r"\{(\d)\}", phrase)
+        said = re.search(f"({number})".join(map(re.escape, between)), text)
+        assert said, f"{phrase!r} is not in the documents: change FIGURES with it"
+        for shown, place in zip(said.groups(), places, strict=True):
+            measured, half = figures[int(place)], 0.5001 * 10 ** -len(shown.partition(".")[2])
+            assert abs(float(shown.replace(",", "")) - measured) <= half, f"{said[0]!r}, but the results say {measured}"
+        text = text.replace(said[0], "")
+    assert re.findall(rf"{number}(?= ?(?:s|MiB|cores|pods a second)\b|/s)", text) == [], "figures without a row"
 
 
 def test_make_install_run_and_uninstall(kube: Kube) -> None:

@@ -248,10 +248,11 @@ def test_an_event_that_is_gone_is_made_again(kube: Kube, operator: mo.Operator) 
 
 
 def test_events_that_hang_hold_up_no_pods(kube: Kube, wire: Wire) -> None:
-    go_on = threading.Event()
+    asked, go_on = threading.Event(), threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST" and "/events" in path:
+            asked.set()
             go_on.wait(60)
         return False
 
@@ -263,6 +264,7 @@ def test_events_that_hang_hold_up_no_pods(kube: Kube, wire: Wire) -> None:
     make_pass(operator)
     kube.create("late")
     eventually(lambda: make_pass(operator) is not None and "late-0" in kube.names())
+    assert asked.is_set()
     go_on.set()
 
 

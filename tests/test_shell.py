@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Clock, Kube, client, eventually, make_pass, new_operator, rest, settle
+from tests.kit import Clock, Kube, StillClock, client, eventually, make_pass, new_operator, rest, settle
 from tests.wire import Handler, Wire
 
 Obj = dict[str, Any]
@@ -171,6 +171,29 @@ def waits(operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(KeyboardInterrupt):
             operator.run()
     return seconds
+
+
+@pytest.mark.parametrize(("takes", "starts"), [(0, [0, 5, 10]), (2, [0, 5, 10]), (7, [0, 7, 14])])
+def test_a_pass_begins_when_it_is_due_or_the_last_one_is_over(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch, takes: float, starts: list[float]
+) -> None:
+    clock, began = StillClock(), list[float]()
+    operator = new_operator(kube, clock=clock, interval=5)
+    real = operator.run_pass
+
+    def run_pass() -> mo.Pass:
+        began.append(clock.ahead)
+        if len(began) == 3:
+            raise KeyboardInterrupt
+        this = real()
+        clock.skip(takes)
+        return this
+
+    monkeypatch.setattr(operator, "run_pass", run_pass)
+    monkeypatch.setattr(time, "sleep", clock.skip)
+    with pytest.raises(KeyboardInterrupt):
+        operator.run()
+    assert began == starts
 
 
 def test_while_nothing_can_be_listed_it_waits_longer_and_longer(
