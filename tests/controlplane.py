@@ -269,7 +269,6 @@ class Supervisor:
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false", "--allow-privileged=true",
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
-            f"--audit-policy-file={MODULES}/audit.yaml", f"--audit-log-path={self.folder}/audit.log",
             *self.flags,
             # Two cores are shared with the tests: no fair queuing, the limits would be ours alone.
             "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",

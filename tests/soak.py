@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python tests/soak.py [MINUTES]          # 60 by default; writes SOAK.md
 
-The operator runs as a process of its own. A recorder judges every write; memory, threads, open
+The operator runs as a process of its own. A judge hears every write; memory, threads, open
 files and connections are read from /proc (Linux).
 """
 
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from chaos import Faults, Recorder, Users
 from conftest import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from controlplane import ControlPlane
+from judge import Copy, Judge
 from wire import Wire
 
 HERE = Path(__file__).resolve().parent
@@ -62,8 +63,9 @@ class Soak(NamedTuple):
 
 def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> Soak:
     """Run it, wait until all is as it was asked for, and judge. Raises AssertionError for any harm."""
-    faults, recorder, users = Faults(seed=8, share=share), Recorder(kube), Users(kube, seed=9)
-    wire.keep = False
+    users, faults, judge = Users(kube, seed=9), Faults(seed=8, reads=share, writes=share), Judge()
+    recorder = Recorder(kube)
+    wire.copy, wire.patience, wire.keep = Copy(judge), 1, False
     samples, log = list[Sample](), folder / "operator.log"
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url)
     with log.open("w") as stderr:
@@ -79,12 +81,13 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> 
             if now - sampled >= seconds / 60:
                 sampled = now
                 samples.append(Sample.of(operator.process.pid, now - started))
-        faults.share = 0
+        faults.stop()
         users.settle_down()
         eventually(users.are_served, 90, ignoring=(AssertionError,))
     finally:
         operator.kill()
-    happened = recorder.judge(users.deleted)
+    happened = judge.seen + recorder.judge(users.deleted)
+    assert not judge.harm, "\n".join(judge.harm)
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
