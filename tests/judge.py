@@ -11,7 +11,8 @@ parts of a judgement are made upon one Pass, so upon one version of the Milvus. 
   pod that is not Ready, names; the Pass that holds the version of the Milvus that a status names.
 - A write that continues another rests on the Pass of that one: a pod that follows its claim, the delete of a Ready
   pod that follows its announcement. So work that outlives its pass is judged by the lists that it began with.
-- Any other write rests on the last Pass, whose lists were complete before it arrived.
+- Any other write rests on the last Pass, whose lists were complete before it arrived: when a pass is cut short, an
+  operator begins nothing more, and waits for a moment before it lists anew.
 
 By that Pass, whose Milvus must not be ending, a write is right when it is one of these:
 
@@ -55,7 +56,7 @@ Obj = dict[str, Any]
 QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")  # the names of the Milvus that nobody touches, and of theirs
 STRANGER = "stranger:1"  # the image of pods of other people
 FINGERPRINT = "zilliz.com/template-hash"
-HEARD = 5  # passes that are kept of each copy, for what is still under way
+HEARD = 10  # passes that are kept of each copy, for what is still under way
 
 
 # --------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ class Copy:
         self.pages: dict[str, list[Obj]] = {}  # of the lists that are being read
         self.looks: dict[str, list[Obj]] = defaultdict(list)  # at a Milvus, before an adoption
         self.held: set[str] = set()  # the names that strangers were seen to hold
-        self.creating: dict[str, Pass] = {}  # by the name of a pod
+        self.creating: dict[str, Pass] = {}  # by the name of a pod, the Pass in which it or its claim was made last
         self.under_way: list[tuple[Pass, str]] = []  # with which claims, when the last lists began
         self.announced: dict[str, tuple[str, Pass]] = {}  # the UID of a Ready pod, by that of its Milvus
 
@@ -244,8 +245,9 @@ class Copy:
                 claims = [(one, name, last) for one in self.passes for name, last in one.claiming.items()]
                 self.under_way = [(one, name) for one, name, last in claims if not last.over]
             elif asked.kind == "GET persistentvolumeclaims":
-                asked.rests_on = self.claiming(asked.name.removeprefix("data-"))
-                asked.rests_on.claiming[asked.name.removeprefix("data-")] = asked
+                name = asked.name.removeprefix("data-")
+                asked.rests_on = self.creating[name] = self.claiming(name)
+                asked.rests_on.claiming[name] = asked
             elif asked.writes:
                 about = asked.body.get("regarding", {}).get("name") or asked.name
                 assert not QUIET.fullmatch(about), "nobody has touched it"
@@ -327,7 +329,8 @@ class Copy:
 
     def claims(self, asked: Asked) -> None:
         now, claim = self.last(), asked.body
-        name, asked.rests_on = asked.name.removeprefix("data-"), now
+        name = asked.name.removeprefix("data-")
+        asked.rests_on = self.creating[name] = now
         milvus = now.milvus_for(name)
         assert name in wanted(milvus), f"not wanted: {short(milvus)}"
         storage = milvus["spec"].get("storage") or {}
