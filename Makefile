@@ -35,7 +35,7 @@ bench: $(VENV)/bench ## the operator beside bare requests, kopf and ReplicaSets;
 	@$(BIN)/python -m local.controlplane build
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
-soak: $(VENV)/ready ## an hour of changes and faults, into tests/SOAK.md (MINUTES=5 for a short one)
+soak: $(VENV)/ready ## an hour of changes and faults, into benchmarks/SOAK.md (MINUTES=5 for a short one)
 	@$(BIN)/python -m local.controlplane build
 	$(BIN)/python -m tests.soak $(MINUTES)
 

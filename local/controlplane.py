@@ -265,7 +265,6 @@ class Supervisor:
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false", "--allow-privileged=true",
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: it asks for one right more
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
-            f"--audit-policy-file={MODULES}/audit.yaml", f"--audit-log-path={self.folder}/audit.log",
             *self.flags,
             # The tests are the only client: fair queuing would only slow them down.
             "--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0",

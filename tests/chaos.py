@@ -1,5 +1,5 @@
-"""What breaks in a cluster, by seed: faults on the wire, and users who change their minds; and a
-recorder that follows the API server all the while and judges what was done there."""
+"""What breaks in a cluster, by seed: faults on the wire, kills, and users who change their minds; and a recorder that
+follows the API server all the while."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import json
 import random
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
-import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.kit import Kube, Obj, eventually
-from tests.wire import Handler
-
-WINDOW = 20  # seconds: a write is harm when it was right at no moment of what was asked in the time before it
-STRANGER = "stranger:1"
-
+from tests import judge
+from tests.kit import Command, Kube, Obj, eventually, new_operator, rest
+from tests.wire import Handler, Wire
 
 # --------------------------------------------------------------------------------------
 # Faults on the wire
@@ -81,23 +76,62 @@ SLOW = {"hang", "a byte at a time"}
 
 
 class Faults:
-    """Spoils a share of the requests on a wire; set as its `fault`."""
+    """Spoils a share of the reads and one of the writes on wires; set as their `fault`."""
 
-    def __init__(self, seed: int, share: float) -> None:
-        self.random, self.share, self.lock = random.Random(seed), share, threading.Lock()
-        self.done: Counter[str] = Counter()
+    def __init__(self, seed: int, reads: float, writes: float) -> None:
+        self.random, self.reads, self.writes, self.lock = random.Random(seed), reads, writes, threading.Lock()
+        self.done, self.done_to_writes = Counter[str](), Counter[str]()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
+        reads = verb == "GET" or "dryRun" in path
         with self.lock:
-            if self.random.random() >= self.share:
+            if self.random.random() >= (self.reads if reads else self.writes):
                 return False
-            listing = verb == "GET" and "limit=" in path
-            unfit = {"410": "continue=" not in path, "no list": not listing}
+            unfit = {"410": "continue=" not in path, "no list": verb != "GET" or "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
             kind = self.random.choices(kinds, [0.1 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1
+            self.done_to_writes[kind] += not reads
         with contextlib.suppress(OSError):  # who asked has gone already
             FAULTS[kind](handler)
+        return True
+
+    def stop(self) -> None:
+        self.reads = self.writes = 0
+
+
+# --------------------------------------------------------------------------------------
+# Kills
+# --------------------------------------------------------------------------------------
+
+
+class Kills:
+    """Each comes at a write on a wire, whose `fault` it is: a copy of the operator is killed before its write is forwarded
+    ("before") or when its answer is there, but not read ("after"); etcd or kube-apiserver while the write is under way."""
+
+    def __init__(self, plane: ControlPlane, seed: int, *todo: str) -> None:
+        self.plane, self.random, self.todo = plane, random.Random(seed), list(todo)
+        self.random.shuffle(self.todo)
+        self.processes: dict[Wire, Command] = {}  # those that live
+        self.lock, self.server = threading.Lock(), threading.Thread()
+
+    def __call__(self, handler: Handler, verb: str, path: str) -> bool:
+        with self.lock:
+            alive, late = handler.wire in self.processes, self.server.is_alive()
+            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.2:
+                return False
+            how = self.todo.pop()
+            if how not in ("before", "after"):
+                self.server = threading.Thread(target=self.plane.kill, args=[how])
+                self.server.start()
+                return False
+            process = self.processes.pop(handler.wire)
+        if how == "after":
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                handler.forward()
+        process.kill()
+        handler.reset()
+        handler.wire.close()
         return True
 
 
@@ -109,48 +143,83 @@ class Faults:
 class Users:
     """They create, scale, roll and delete Milvus resources, and now and then delete a pod, by seed."""
 
-    def __init__(self, kube: Kube, seed: int, names: int = 8) -> None:
+    def __init__(self, kube: Kube, seed: int) -> None:
         self.kube, self.random, self.changes = kube, random.Random(seed), 0
-        self.names = [f"m{number}" for number in range(names)]
+        self.names = [f"m{number}" for number in range(8)]
         self.deleted: set[str] = set()  # the UIDs of pods that they deleted
+        self.storage = {"size": "1Gi", "storageClassName": kube.ns}
+        kube.kubectl("create", "-f", "-", stdin="\n".join(map(self.volume, range(8))))
+        kube.create("still", replicas=2)  # from now on nobody touches these two
+        kube.create("stored", replicas=2, storage=self.storage)
+        rest(new_operator(kube), kube, "still-0", "still-1", "stored-0", "stored-1")
         for name in self.names[:3]:  # some ordinals are taken, by pods of other people
             kube.create_pod(f"{name}-2")
-        labels = mo.pod_labels({"metadata": {"name": "m0", "namespace": kube.ns}}, 7)
-        kube.create_pod("decoy", labels=labels)
+        kube.create_pod("decoy", labels=judge.labels_for("m0-7"))
+
+    def volume(self, number: int) -> str:
+        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.kube.ns}
+        name = f"{self.kube.ns}-{number}"
+        return json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+                           "spec": spec | {"hostPath": {"path": "/tmp"}}})  # fmt: skip
 
     def change(self) -> None:
         """One change; what the API server does not take is left."""
-        name, kube, dice = self.random.choice(self.names), self.kube, self.random
         with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError, OSError):
-            there = name in self.present()
+            name = self.random.choice(self.names)
+            milvus = self.present().get(name)
             self.changes += 1
-            if not there:
-                kube.create(name, replicas=dice.randint(0, 4), image=self.image())
-                return
-            action = dice.choice(["scale", "scale", "roll", "roll", "settings", "delete", "orphan", "pod", "labels"])
-            if action == "scale":
-                kube.change(name, replicas=dice.randint(0, 4))
-            elif action == "roll":
-                kube.change(name, image=self.image())
-            elif action == "settings":
-                kube.change(name, milvusSpec=f"log: {{level: '{dice.randint(0, 9)}'}}")
-            elif action in ("pod", "labels"):
-                pods = [pod for pod in kube.all_pods().values() if mo.owner_uid(pod)]
-                for pod in dice.sample(pods, min(1, len(pods))):
-                    if action == "labels":
-                        kube.patch_pod(mo.name_of(pod), labels={mo.POD_INDEX_LABEL: None})
-                        continue
-                    self.deleted.add(mo.uid_of(pod))
-                    kube.delete_pod(mo.name_of(pod))
+            if milvus:
+                self.change_milvus(name, milvus)
             else:
-                kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
+                stored = {"storage": self.storage} if name == self.names[-1] else {}
+                self.kube.create(name, replicas=self.random.randint(0, 4), image=self.image(), **stored)
+
+    def change_milvus(self, name: str, milvus: Obj) -> None:
+        kube, dice = self.kube, self.random
+        wishes: dict[str, Obj] = {
+            "replicas": {"replicas": dice.randint(0, 4)},
+            "image": {"image": self.image()},
+            "settings": {"milvusSpec": f"log: {{level: '{dice.randint(0, 9)}'}}"},
+            "mark": {"pod": {"metadata": {"annotations": {"mark": str(dice.randint(0, 9))}}}},
+        }
+        action = dice.choice([*wishes, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"])
+        if action in wishes:
+            kube.change(name, **wishes[action])
+        elif action == "waver":  # no sooner wished than taken back
+            wish = dice.choice([{"replicas": 0}, wishes["image"]])
+            kube.change(name, **wish)
+            time.sleep(dice.uniform(0, 0.3))
+            kube.change(name, **{key: milvus["spec"][key] for key in wish})
+        elif action in ("delete", "orphan"):
+            kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
+        else:
+            pods = [
+                pod
+                for pod in kube.all_pods().values()
+                if judge.owner_of(pod) and not judge.QUIET.fullmatch(judge.name_of(pod))
+            ]
+            for pod in dice.sample(pods, min(1, len(pods))):
+                self.change_pod(action, pod)
+
+    def change_pod(self, action: str, pod: Obj) -> None:
+        if action == "labels":
+            self.kube.patch_pod(judge.name_of(pod), labels={"apps.kubernetes.io/pod-index": None})
+            return
+        self.deleted.add(judge.uid_of(pod))
+        conditions = {"preconditions": {"uid": judge.uid_of(pod)}}
+        try:
+            self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=conditions)
+        except ApiException as error:
+            if error.status in (404, 409):  # it was gone, or is another one
+                self.deleted.discard(judge.uid_of(pod))
+            raise
 
     def image(self) -> str:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
         items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=lambda _, obj: obj)["items"]
-        return {mo.name_of(milvus): milvus for milvus in items}
+        return {judge.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> bool:
         """They want each of them with three or four good pods now; so what was refused is tried again at once."""
@@ -172,8 +241,8 @@ class Users:
         return {
             name: (
                 milvus,
-                {f"{name}-{ordinal}" for ordinal in range(milvus["spec"]["replicas"])} - taken,
-                {pod: obj for pod, obj in found.items() if mo.owner_uid(obj) == mo.uid_of(milvus)},
+                {f"{name}-{number}" for number in range(milvus["spec"]["replicas"])} - taken,
+                {pod: obj for pod, obj in found.items() if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)},
             )
             for name, milvus in milvuses.items()
         }
@@ -188,11 +257,11 @@ class Users:
             expected = {"Ready": str(good), "Reconciled": str(good)} | ({} if good else {"Stalled": "True"})
             if mine.keys() != wanted:
                 wrong[name] = f"its pods are {sorted(mine)}"
-            elif any(mo.template_hash_of(pod) != mo.template_hash(milvus) for pod in mine.values()):
+            elif any(judge.shown_by(pod) != judge.asked_for(milvus) for pod in mine.values()):
                 wrong[name] = "a pod has an earlier template"
-            elif not all(map(mo.is_ready, mine.values())):
+            elif not all(map(judge.is_ready, mine.values())):
                 wrong[name] = "a pod is not Ready"
-            elif conditions != expected or status.get("pods") != sorted(mine, key=ordinal):
+            elif conditions != expected or status.get("pods") != sorted(mine, key=judge.ordinal):
                 wrong[name] = f"its status is {conditions}, {status.get('pods')}"
         return wrong
 
@@ -207,7 +276,7 @@ class Recorder:
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.running = kube, True
-        self.history: list[tuple[int, float, str, Obj]] = []  # revision, time, ADDED … and the object
+        self.history: list[tuple[int, str, Obj]] = []  # revision, ADDED … and the object
         self.errors: list[str] = []
         paths = f"/api/v1/namespaces/{kube.ns}/pods", kube.milvuses_path
         self.started = {path: threading.Event() for path in paths}
@@ -254,136 +323,16 @@ class Recorder:
 
     def add(self, kind: str, obj: Obj) -> None:
         obj["metadata"].pop("managedFields", None)  # half of it
-        self.history.append((int(obj["metadata"]["resourceVersion"]), time.monotonic(), kind, obj))
+        self.history.append((int(obj["metadata"]["resourceVersion"]), kind, obj))
 
-    def judge(self, deleted_by_users: set[str]) -> Counter[str]:
+    def judge(self, by_users: set[str]) -> Counter[str]:
         """Replay it all and fail on the first harm; returns what happened how often."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        eventually(lambda: self.errors or sum(mo.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2)
+        eventually(lambda: self.errors or sum(judge.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2)
         self.running = False
         assert not self.errors, self.errors
-        deletes = deletes_of_operators(self.kube.plane, self.kube.ns)
-        assert all(uid for uid, _ in deletes), "a delete without a UID"
-        judge = Judge({uid for uid, code in deletes if code < 300} - deleted_by_users)
-        judge.seen["deletes asked for, each with a UID"] = len(deletes)
-        for _, now, kind, obj in sorted(self.history, key=lambda one: one[0]):
-            if obj["kind"] == mo.KIND:
-                judge.milvus(now, kind, obj)
-            else:
-                judge.pod(now, kind, obj)
-        return judge.seen
-
-
-class Wish(list[tuple[float, int, str]]):
-    """What was asked of one Milvus over time: since when, how many pods, of which template; none after its end."""
-
-    def lately(self, now: float) -> list[tuple[int, str]]:
-        """What was asked at any moment of the last WINDOW seconds."""
-        ends = [*(start for start, _, _ in self[1:]), now]
-        return [
-            (replicas, template) for (_, replicas, template), end in zip(self, ends, strict=True) if end >= now - WINDOW
-        ]
-
-
-class Judge:
-    """Replays what happened. `deletes` are the UIDs of the pods that operators deleted; others may do as they like."""
-
-    def __init__(self, deletes: set[str]) -> None:
-        self.deletes = deletes
-        self.wishes: dict[str, Wish] = defaultdict(Wish)  # by the UID of the Milvus
-        self.pods: dict[str, Obj] = {}  # by UID
-        self.owners: dict[str, str] = {}  # the last owner of each pod: users may orphan it under the operator's hands
-        # By the UID of the Milvus, the ordinals whose Ready pod went and that are not Ready again.
-        self.rolling: dict[str, set[int]] = defaultdict(set)
-        self.seen: Counter[str] = Counter()
-
-    def milvus(self, now: float, kind: str, milvus: Obj) -> None:
-        uid = mo.uid_of(milvus)
-        if kind == "DELETED" or mo.is_ending(milvus):
-            wish = (now, 0, "")
-        else:
-            wish = (now, milvus["spec"].get("replicas", 1), mo.template_hash(milvus))
-        if not self.wishes[uid] or self.wishes[uid][-1][1:] != wish[1:]:
-            self.wishes[uid].append(wish)
-            self.rolling[uid] = {ordinal for ordinal in self.rolling[uid] if ordinal < wish[1]}
-            self.seen["wishes"] += 1
-
-    def pod(self, now: float, kind: str, pod: Obj) -> None:
-        before = self.pods.get(mo.uid_of(pod))
-        self.pods[mo.uid_of(pod)] = pod
-        self.owners[mo.uid_of(pod)] = mo.owner_uid(pod) or self.owners.get(mo.uid_of(pod), "")
-        if pod["spec"]["containers"][0]["image"] == STRANGER:
-            kept = ("labels", "annotations", "ownerReferences", "deletionTimestamp")
-            was = (before or pod)["metadata"]
-            for key in kept:
-                assert pod["metadata"].get(key) == was.get(key), f"a stranger's {key} changed: {pod}"
-            assert kind != "DELETED", f"a stranger was deleted: {pod}"
-            return
-        if not before:
-            self.created(now, pod)
-        elif (mo.is_ending(pod) or kind == "DELETED") and not mo.is_ending(before):
-            self.deleted(now, before)
-        if mo.is_ready(pod) and kind != "DELETED":
-            self.rolling[mo.owner_uid(pod) or ""].discard(ordinal(mo.name_of(pod)))
-        if kind == "DELETED":
-            del self.pods[mo.uid_of(pod)]
-
-    def created(self, now: float, pod: Obj) -> None:
-        owner = mo.owner_uid(pod) or ""
-        self.seen["created"] += 1
-        wishes = self.wishes[owner].lately(now)
-        assert any(ordinal(mo.name_of(pod)) < replicas for replicas, _ in wishes), (
-            f"never asked for lately: {short(pod)}, {wishes}"
-        )
-        template = mo.template_hash_of(pod)
-        assert any(template == asked for _, asked in wishes), f"no such template lately: {short(pod)}, {wishes}"
-
-    def deleted(self, now: float, pod: Obj) -> None:
-        owner = self.owners[mo.uid_of(pod)]
-        if mo.uid_of(pod) not in self.deletes:
-            self.seen["deleted by users, or as garbage"] += 1
-            return
-        self.seen["deleted"] += 1
-        wishes = self.wishes[owner].lately(now)
-        if any(replicas <= ordinal(mo.name_of(pod)) for replicas, _ in wishes):
-            self.seen["surplus"] += 1
-        elif mo.is_finished(pod):
-            self.seen["finished"] += 1
-        else:
-            stale = any(mo.template_hash_of(pod) != template for _, template in wishes)
-            assert stale, f"a healthy wanted pod was deleted: {short(pod)}, {wishes}"
-            self.seen["rolled"] += 1
-            if mo.is_ready(pod):
-                self.seen["rolled while Ready"] += 1
-                assert not self.rolling[owner], f"{short(pod)} went while {self.rolling[owner]} were not Ready again"
-                self.rolling[owner].add(ordinal(mo.name_of(pod)))
-
-
-def ordinal(name: str) -> int:
-    return int(name.rpartition("-")[2])
-
-
-def short(pod: Obj) -> str:
-    return f"{mo.name_of(pod)} {mo.uid_of(pod)} of {mo.owner_uid(pod)}, template {mo.template_hash_of(pod)}, {mo.phase_of(pod)}"
-
-
-def deletes_of_operators(plane: ControlPlane, namespace: str) -> list[tuple[str, int]]:
-    """From the audit log of the API server: the UID that each of their deletes of a pod carried, and the answer's code."""
-    asked = [json.loads(line) for line in Path(plane.folder / "audit.log").read_text().splitlines()]
-    ours = [
-        one for one in asked if one["userAgent"].startswith(mo.MANAGER) and one["objectRef"]["namespace"] == namespace
-    ]
-    return [
-        (
-            str(((one.get("requestObject") or {}).get("preconditions") or {}).get("uid", "")),
-            one["responseStatus"]["code"],
-        )
-        for one in ours
-        if "requestObject" in one or one["responseStatus"]["code"] < 300  # not cut off by a kill
-    ]
-
-
-def gone(kube: Kube) -> None:
-    """Wait until no pod is ending."""
-    eventually(lambda: not any(map(mo.is_ending, kube.all_pods().values())), 30)
+        history = judge.History(by_users)
+        for _, kind, obj in sorted(self.history, key=lambda one: one[0]):
+            (history.pod if "containers" in obj["spec"] else history.milvus)(kind, obj)
+        return history.seen

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -238,8 +239,12 @@ def make_pass(operator: mo.Operator, once: bool = False) -> bool:
     return "failed" not in operator.run_pass(once).happened
 
 
-def new_wire(plane: ControlPlane) -> Wire:
-    return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"))
+def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
+    """A wire to the control plane; with TLS if there is a folder with a certificate and a key, crt and key."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certified else None
+    if tls and certified:
+        tls.load_cert_chain(certified / "crt", certified / "key")
+    return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"), tls)
 
 
 def original_crd(**spec: Any) -> Obj:

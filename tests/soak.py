@@ -1,13 +1,14 @@
 """A long run against a real control plane: users change their minds, the wire fails, and nothing grows.
 
-    python -m tests.soak [MINUTES]          # 60 by default; writes SOAK.md
+    python -m tests.soak [MINUTES]          # 60 by default; writes benchmarks/SOAK.md
 
-The operator runs as a process of its own. A recorder judges every write; memory, threads, open
+The operator runs as a process of its own. A judge hears every write; memory, threads, open
 files and connections are read from /proc (Linux).
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -19,11 +20,13 @@ from statistics import mean
 from typing import NamedTuple
 
 from local.controlplane import ControlPlane
+from tests.certificates import certificate
 from tests.chaos import Faults, Recorder, Users
+from tests.judge import Copy, Judge
 from tests.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.wire import Wire
 
-HERE = Path(__file__).resolve().parent
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "SOAK.md"
 
 
 class Sample(NamedTuple):
@@ -60,12 +63,16 @@ class Soak(NamedTuple):
         return growth
 
 
-def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> Soak:
-    """Run it, wait until all is as it was asked for, and judge. Raises AssertionError for any harm."""
-    faults, recorder, users = Faults(seed=8, share=share), Recorder(kube), Users(kube, seed=9)
-    wire.keep = False
+def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, authority: Path | None = None) -> Soak:
+    """Run it, wait until everything is as the users asked for, and judge. Raises AssertionError for any harm.
+
+    `authority` is the certificate of the wire's authority, if it speaks TLS."""
+    users, faults, judge = Users(kube, seed=9), Faults(seed=8, reads=share, writes=share), Judge()
+    recorder = Recorder(kube)
+    wire.copy, wire.patience, wire.keep = Copy(judge), 1, False
     samples, log = list[Sample](), folder / "operator.log"
-    config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url)
+    trusted = {"certificate_authority_data": base64.b64encode(authority.read_bytes()).decode()} if authority else {}
+    config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **trusted)
     with log.open("w") as stderr:
         operator = Command("-n", kube.ns, "--interval=0.5", "--timeout=2", env={"KUBECONFIG": config}, stderr=stderr)
     try:
@@ -79,12 +86,13 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float) -> 
             if now - sampled >= seconds / 60:
                 sampled = now
                 samples.append(Sample.of(operator.process.pid, now - started))
-        faults.share = 0
+        faults.stop()
         users.settle_down()
         eventually(users.are_served, 90, ignoring=(AssertionError,))
     finally:
         operator.kill()
-    happened = recorder.judge(users.deleted)
+    happened = judge.seen + recorder.judge(users.deleted)
+    assert not judge.harm, "\n".join(judge.harm)
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
@@ -109,12 +117,13 @@ def report(minutes: float, run: Soak) -> str:
 
 def main(minutes: float) -> int:
     with ControlPlane() as plane, new_namespace(plane) as kube, tempfile.TemporaryDirectory() as folder:
-        wire = new_wire(plane)
-        run = soak(kube, wire, Path(folder), 60 * minutes, share=0.03)
+        certificate(Path(folder, "server"), certificate(Path(folder, "authority")))
+        wire = new_wire(plane, Path(folder, "server"))
+        run = soak(kube, wire, Path(folder), 60 * minutes, 0.03, Path(folder, "authority", "crt"))
         wire.close()
     text = report(minutes, run)
     print(text)
-    (HERE / "SOAK.md").write_text(text)
+    RESULTS.write_text(text)
     return 0 if max(run.growth().values()) < 1.1 else 1
 
 

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import base64
-import ipaddress
 import re
-import ssl
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 
-from local.controlplane import new_key
-from tests.kit import Clock, Command, Kube, kubeconfig, make_pass, operator_of
-from tests.wire import Wire
+from tests.certificates import certificate
+from tests.kit import Clock, Command, Kube, kubeconfig, make_pass, new_wire, operator_of
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
 pytestmark = pytest.mark.platform
-LOCALHOST = ipaddress.ip_address("127.0.0.1")
-
-
-def certificate(
-    folder: Path,
-    authority: Any = None,
-    days: int = 1,
-    host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
-    key_usage: bool = True,
-    critical: bool = True,
-    key_identifiers: bool = True,
-) -> tuple[Any, Any]:
-    """A new certificate and its key, signed by an authority, or by itself as one; written to crt and key."""
-    folder.mkdir(exist_ok=True)
-    now, key = datetime.now(UTC), new_key(folder / "key")
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")])
-    issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
-    builder = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=10)).not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=not authority, path_length=None), critical=critical)
-    )  # fmt: skip
-    if authority:
-        builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
-    if key_usage:
-        usage = dict.fromkeys(("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)  # fmt: skip
-        signs = {"key_cert_sign": not authority, "crl_sign": not authority}
-        allowed = x509.KeyUsage(digital_signature=True, key_encipherment=True, **usage, **signs)
-        builder = builder.add_extension(allowed, critical=True)
-    if key_identifiers:
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(own, critical=False).add_extension(of_issuer, critical=False)
-    signed = builder.sign(signer, hashes.SHA256())
-    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    return signed, key
-
-
 Serve = Callable[..., str]
 
 
@@ -71,9 +27,7 @@ def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
     wires = []
 
     def start(served: Path, trusted: Path, **changes: str) -> str:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(served / "crt", served / "key")
-        wires.append(Wire(kube.api.configuration.host, str(kube.plane.folder / "pki" / "apiserver.crt"), tls))
+        wires.append(new_wire(kube.plane, served))
         bundle = base64.b64encode((trusted / "crt").read_bytes()).decode()
         changes |= {"server": wires[-1].url, "certificate_authority_data": bundle}
         return kubeconfig(tmp_path / "config", kube.plane, **changes)

@@ -2,10 +2,13 @@
 
 It forwards every request as it is. A test sets `fault` to a function that is called with the
 handler and the request's verb and path; when that returns true, it has dealt with the request.
+With a `copy` of the judge's, that hears of each request and of each answer that is read: one that
+comes late is not handed over, so that it is never in doubt whether a time-out came first.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import ssl
@@ -18,6 +21,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import urllib3
+
+from tests.judge import Asked, Copy
 
 
 class Request(NamedTuple):
@@ -36,6 +41,8 @@ class Wire:
         self.connections: list[Any] = []  # the addresses of those that were accepted
         self.over = threading.Event()  # the test is
         self.fault: Callable[[Handler, str, str], bool] | None = None
+        self.copy: Copy | None = None
+        self.patience = math.inf  # seconds
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server, self.tls = server, tls
         self.listen(0)
@@ -75,6 +82,7 @@ class Wire:
     def close(self) -> None:
         self.over.set()
         self.stop_listening()
+        self.upstream.clear()
 
     def stop_listening(self) -> None:
         self.http.shutdown()
@@ -88,15 +96,33 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.wire.connections.append(self.client_address)
+        self.asked: Asked | None = None
         super().setup()
 
     def handle_request(self) -> None:
-        self.seen = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        self.seen = self.rfile.read(length)
+        if len(self.seen) < length:  # who asked has been killed
+            self.close_connection = True
+            return
+        self.asked = self.wire.copy.asks(self.command, self.path, self.seen) if self.wire.copy else None
+        try:
+            self.deal_with_it()
+        except urllib3.exceptions.HTTPError:  # the API server is down
+            self.reset()
+        if self.asked:
+            self.asked.over = True
+
+    def deal_with_it(self) -> None:
         if not self.wire.up:
             self.reset()
         elif not (self.wire.fault and self.wire.fault(self, self.command, self.path)) and not self.wire.over.is_set():
+            end = time.monotonic() + self.wire.patience
             answer = self.forward()
-            self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
+            if time.monotonic() < end:
+                self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
+            else:
+                self.reset()
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
 
@@ -118,6 +144,8 @@ class Handler(BaseHTTPRequestHandler):
         length: int = 0,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if self.wire.copy and self.asked and not length:
+            self.wire.copy.gets(self.asked, code, body)
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length or len(body)))
