@@ -11,6 +11,8 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.wire import Wire
+from tests.wire import Handler, Wire
 
 TOP = Path(__file__).resolve().parent.parent
 Obj = dict[str, Any]
@@ -324,3 +326,26 @@ def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
         parts[key][key.replace("_", "-")] = value
     path.write_text(yaml.safe_dump(content))
     return str(path)
+
+
+def refusing(verb: str, part: str, code: int, message: str = "not now", reason: str = "") -> Any:
+    """A fault that answers so whatever has that verb and this part in its path; it counts itself."""
+
+    def fault(handler: Handler, asked: str, path: str) -> bool:
+        hit = asked == verb and part in path
+        if hit:
+            fault.asked += 1  # type: ignore[attr-defined]
+            body = {"kind": "Status", "code": code, "message": message, "reason": reason}
+            handler.answer(code, json.dumps(body).encode())
+        return hit
+
+    fault.asked = 0  # type: ignore[attr-defined]
+    return fault
+
+
+def http_get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

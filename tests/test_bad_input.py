@@ -330,7 +330,7 @@ PIECES = ["hunter2", "hunter2", "a", ": ", "\n", " ", "- ", "? ", ",", "{", "}",
 
 @settings(max_examples=2000, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
-def test_what_is_said_of_any_text_quotes_none_of_it(text: str) -> None:
+def test_messages_about_any_text_never_quote_it(text: str) -> None:
     """It may hold passwords, and more people read statuses and events than specs."""
     metadata = {"name": "mv", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
     milvus = {"metadata": metadata, "spec": {"image": "milvus:1", "milvusSpec": text}}

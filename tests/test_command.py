@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,15 @@ import click
 import pytest
 
 import milvus_operator as mo
-from tests.kit import TOP, Command, Kube, eventually, kubeconfig
+from local.controlplane import free_ports
+from tests.kit import (
+    TOP,
+    Command,
+    Kube,
+    eventually,
+    http_get,
+    kubeconfig,
+)
 from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]
@@ -32,7 +39,50 @@ def fails(process: Command, code: int, *texts: str) -> None:
     assert "Traceback" not in process.log
 
 
-# What it is asked for ------------------------------------------------------------------
+@pytest.mark.parametrize(("option", "value"), [("--log-format", "xml"), ("--health-port", "70000")])
+def test_options_that_are_wrong(command: Start, option: str, value: str) -> None:
+    process = command(option, value)
+    assert process.end() == 2
+    assert re.search(rf"Error: Invalid value for '{option}'", process.log)
+
+
+@pytest.mark.platform
+def test_log_lines_as_json(kube: Kube, command: Start) -> None:
+    kube.create()
+    kube.create("bad", milvusSpec="hunter2: {PROXY_PORT: hunter2, a: [{hunter2: hunter2}]}\nproxy.port: hunter2")
+    process = command("--once", "--log-format", "json")
+    assert process.end() == 1
+    lines = [json.loads(line) for line in process.log.splitlines()]
+    for line in lines:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"])
+        assert line["level"] in ("INFO", "WARNING")
+    told: Any = sorted((line for line in lines if "milvus" in line), key=lambda line: str(line["level"]))
+    assert [{key: line[key] for key in line if key not in ("timestamp", "message")} for line in told] == [
+        {"level": "INFO", "namespace": kube.ns, "milvus": "x", "pod": "x-0", "reason": "missing"},
+        {"level": "WARNING", "namespace": kube.ns, "milvus": "bad", "reason": "Invalid"},
+    ]
+    assert "hunter2" not in process.log
+
+
+def test_nothing_secret_is_logged(kube: Kube, command: Start, tmp_path: Path) -> None:
+    """Neither what is in spec.milvusSpec nor the token, wherever an operator speaks."""
+    port = free_ports(1)[0]
+    kube.create("a", milvusSpec="minio: {secretAccessKey: hunter2}\n# hunter2")
+    kube.create("b", milvusSpec="hunter2: [{hunter2: hunter2}]")
+    kube.create("c", milvusSpec="hunter2: &hunter2 hunter2\nhunter2: *hunter2")
+    kube.create("d", milvusSpec="hunter2: [")
+    kube.create("e", milvusSpec="this is hunter2")
+    token = re.search(r"token: (\S+)", kube.plane.kubeconfig().read_text().replace('"', ""))
+    assert token
+    process = command("-v", "--health-port", str(port), "--interval", "0.3")
+    eventually(lambda: all(kube.status(name) for name in "abcde"))
+    process.says("pass over")
+    told = [http_get(port, "/metrics")[1], kube.kubectl("get", "events", "-o", "yaml")]
+    told += [json.dumps(kube.status(name)) for name in "abcde"]
+    assert process.stop() == 0
+    for text in [*told, process.log]:
+        assert "hunter2" not in text
+        assert token[1].strip("{}") not in text
 
 
 @pytest.mark.platform
@@ -199,9 +249,6 @@ def test_version_and_help() -> None:
     assert said("--help").startswith("Usage: milvus_operator.py [OPTIONS]")
 
 
-# What goes wrong -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -241,7 +288,7 @@ def test_an_unknown_context(command: Start) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"])
-def test_a_kubeconfig_that_is_none(command: Start, tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_kubeconfig(command: Start, tmp_path: Path, content: str) -> None:
     (tmp_path / "config").write_text(content)
     fails(command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None), 2, f"cannot use {tmp_path}/config: ")
 
@@ -258,7 +305,9 @@ def test_a_kubeconfig_that_is_a_folder(command: Start, tmp_path: Path) -> None:
     fails(command("--kubeconfig", str(tmp_path), kubeconfig=None), 2, f"cannot use {tmp_path}: ")
 
 
-def test_an_unreachable_server_is_said_once_and_retried(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_an_unreachable_server_is_reported_once_and_retried(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire
+) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
     down = True
 
@@ -303,7 +352,7 @@ def test_a_missing_right_names_verb_resource_and_namespace(kube: Kube, command: 
     fails(process, 1, f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator")
 
 
-def test_a_missing_right_to_write_is_said_once_for_all(kube: Kube, command: Start) -> None:
+def test_a_missing_right_to_write_is_reported_once_for_all_objects(kube: Kube, command: Start) -> None:
     kube.kubectl("create", "role", "r", "--verb=list", "--resource=pods,milvuses.zilliz.com")
     kube.kubectl("create", "rolebinding", "r", "--role=r", "--user=nobody")
     for name in "abc":
@@ -315,7 +364,9 @@ def test_a_missing_right_to_write_is_said_once_for_all(kube: Kube, command: Star
 
 
 @pytest.mark.parametrize("token", ["a\nb", "\u2603"])
-def test_a_token_that_no_header_can_hold_is_not_shown(kube: Kube, command: Start, tmp_path: Path, token: str) -> None:
+def test_a_token_that_is_not_valid_in_a_header_is_not_shown(
+    kube: Kube, command: Start, tmp_path: Path, token: str
+) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, token=f"secret{token}")
     process = command("--kubeconfig", file, "--once")
     fails(process, 1, "the credentials contain characters that are not allowed in an HTTP header")
@@ -326,7 +377,7 @@ def test_a_token_that_no_header_can_hold_is_not_shown(kube: Kube, command: Start
     "change",
     [{"certificate_authority_data": "bm9uZQ=="}, {"server": "nonsense"}, {"server": "ftp://x"}, {"server": "https://"}],
 )
-def test_certificates_and_addresses_that_are_none(
+def test_certificates_and_addresses_that_are_malformed(
     kube: Kube, command: Start, tmp_path: Path, change: dict[str, str]
 ) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, **change)
@@ -358,9 +409,6 @@ def test_a_namespace_that_does_not_exist_is_empty_as_for_kubectl(kube: Kube, com
     assert process.end() == 0, process.log
     assert "ERROR" not in process.log
     assert kube.names() == ["x-0"]
-
-
-# Answers that are none -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -454,7 +502,9 @@ def test_a_server_that_is_busy_is_asked_again_in_the_next_pass(
     eventually(lambda: kube.condition("Reconciled").get("status") == "True")
 
 
-def test_a_create_whose_answer_is_lost_is_no_second_pod(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_a_create_whose_answer_is_lost_makes_no_second_pod(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire
+) -> None:
     lost = 0
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -476,7 +526,7 @@ def test_a_create_whose_answer_is_lost_is_no_second_pod(kube: Kube, command: Sta
     assert lost == 1
 
 
-def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_a_create_that_hangs_delays_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
     hanging = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -497,171 +547,6 @@ def test_a_create_that_hangs_holds_up_nobody(kube: Kube, command: Start, tmp_pat
     started = time.monotonic()
     assert process.stop() == 0, "also while a write hangs"
     assert time.monotonic() - started < 5
-
-
-# Signals -------------------------------------------------------------------------------
-
-
-class Contained(Command):
-    """The command as process 1 of a namespace of its own, as in a container: what it does not handle, it never gets."""
-
-    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
-        unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
-        if tried.returncode:
-            pytest.skip(f"no process can be process 1 here: {tried.stderr.strip()}")
-        command = [*unshare, sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        self.process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=os.environ | env)
-        self.log = ""
-
-    def pid(self) -> int:
-        pid = self.process.pid
-        return int(eventually(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text()))
-
-    def signal(self, signum: int) -> None:
-        os.kill(self.pid(), signum)
-
-
-class Plain(Command):
-    def pid(self) -> int:
-        return self.process.pid
-
-    def signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
-
-
-@pytest.fixture(params=[Plain, Contained])
-def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts the command, as a process like others and as process 1; with a wire, through that."""
-    started = []
-
-    def start(*arguments: str, wire: Wire | None = None) -> Plain | Contained:
-        file = kubeconfig(tmp_path / "config", kube.plane, **({"server": wire.url} if wire else {}))
-        started.append(request.param("-n", kube.ns, "-v", *arguments, env={"KUBECONFIG": file}))
-        return started[-1]  # type: ignore[no-any-return]
-
-    yield start
-    for process in started:
-        process.kill()
-
-
-def slow_creates(wire: Wire, seconds: float) -> threading.Event:
-    """From now on a create of a pod takes that long; the event is set when the first one is under way."""
-    under_way = threading.Event()
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "POST" and path.partition("?")[0].endswith("/pods"):
-            under_way.set()
-            wire.over.wait(seconds)
-        return False
-
-    wire.fault = fault
-    return under_way
-
-
-def has_handler(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM: before, Python itself is starting."""
-    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Any]) -> None:
-    """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
-    for delay in range(0, 800, 50):
-        process = run()
-        while not has_handler(process.pid()):
-            time.sleep(0.001)
-        assert "site-packages" not in Path(f"/proc/{process.pid()}/maps").read_text(), (
-            "before the imports, which take long"
-        )
-        time.sleep(delay / 1000)
-        process.signal(signal.SIGTERM)
-        started = time.monotonic()
-        assert process.end() == 0, f"after {delay} ms: {process.log}"
-        assert time.monotonic() - started < 1.5, f"after {delay} ms: {process.log}"
-        assert "Traceback" not in process.log
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_right_after_its_first_line_ends_it_at_once(command: Start, signum: int) -> None:
-    for _ in range(10):
-        process = command()
-        process.says("serves")
-        assert process.stop(signum) == 0, process.log
-        assert process.log.endswith("INFO    stopped\n")
-
-
-def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) -> None:
-    process = run("--interval", "3600")
-    process.says("pass over")
-    started = time.monotonic()
-    process.signal(signal.SIGTERM)
-    assert process.end() == 0
-    assert time.monotonic() - started < 1.5
-    assert process.log.endswith("INFO    stopped\n")
-
-
-@pytest.mark.platform
-def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
-    """What a signal's handler raises in a finalizer, as those of old connections, comes to nothing."""
-    code = """if True:
-        import logging, os, signal, weakref
-        import milvus_operator
-
-        class Garbage(logging.Handler):
-            def emit(self, record):
-                if "pass over" in record.getMessage():
-                    garbage = type("Cycle", (), {})
-                    weakref.finalize(garbage, os.kill, os.getpid(), signal.SIGTERM)
-
-        logging.getLogger("milvus_operator").addHandler(Garbage())
-        milvus_operator.main()
-    """
-    command = [sys.executable, "-c", code, "-v", "-n", kube.ns, "--kubeconfig", str(kube.plane.kubeconfig())]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("INFO    stopped\n")
-    assert done.stderr.count("pass over") == 1
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_it_at_once(
-    kube: Kube, wire: Wire, run: Callable[..., Any], signum: int, code: int
-) -> None:
-    under_way = slow_creates(wire, 20)
-    kube.create()
-    process = run(wire=wire)
-    assert under_way.wait(20)
-    process.signal(signum)
-    time.sleep(0.7)
-    assert process.process.poll() is None, "it waits for the write under way"
-    started = time.monotonic()
-    process.signal(signum)
-    assert process.end() == code
-    assert time.monotonic() - started < 1
-    assert "Traceback" not in process.log
-
-
-@pytest.mark.parametrize("interval", ["3600", "0.3"])
-def test_writes_under_way_are_finished_before_it_ends(
-    kube: Kube, wire: Wire, run: Callable[..., Any], interval: str
-) -> None:
-    """Also those that take longer than their pass."""
-    under_way = slow_creates(wire, 2.5)
-    kube.create()
-    process = run("--interval", interval, wire=wire)
-    assert under_way.wait(20)
-    time.sleep(1.2)
-    process.signal(signal.SIGTERM)
-    started = time.monotonic()
-    assert process.end() == 0
-    assert time.monotonic() - started < 5
-    assert f"created pod {kube.ns}/x-0: missing" in process.log
-    assert kube.names() == ["x-0"]
-
-
-# The module and its start ---------------------------------------------------------------
 
 
 def test_the_package_is_one_module_that_imports_without_a_cluster() -> None:

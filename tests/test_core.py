@@ -215,7 +215,7 @@ def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
         ("a surplus one does not hold up a roll", [*OLD, pod("x-3", "ready")], {"x-3"}, ["delete x-2"]),
     ],
 )  # fmt: skip
-def test_what_is_to_be_left_alone_delays_no_other(
+def test_what_must_be_left_alone_delays_no_other(
     what: str, pods: list[Obj], skip: set[str], expected: list[str]
 ) -> None:
     assert actions(milvus(3), *pods, skip=skip) == expected, what
@@ -274,7 +274,7 @@ def test_each_action_has_its_reason(pods: list[Obj], expected: list[str]) -> Non
     assert [action.reason for action in mo.decide(milvus(1), pods)] == expected
 
 
-def test_text_that_is_not_a_mapping_is_said() -> None:
+def test_text_that_is_not_a_mapping_is_reported() -> None:
     conditions = said(milvus(1, milvusSpec="this is milvus spec"), READY[:1])
     status, reason, message = conditions["Reconciled"]
     assert (status, reason) == ("True", "SpecIsText")
@@ -424,7 +424,7 @@ def starting(init: Obj, reason: str) -> Obj:
          "CrashLoopBackOff", "x-1: CrashLoopBackOff"),
     ],
 )  # fmt: skip
-def test_ready_speaks_in_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
+def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
     pods = [READY[0], *([there] if there else [])]
     assert said(milvus(2), pods)["Ready"] == ("False", reason, f"1 of 2 pods are ready and up to date; {message}")
 
@@ -435,7 +435,7 @@ def test_a_real_trouble_is_shown_before_what_passes() -> None:
 
 
 @pytest.mark.parametrize("key", ["create", "x_1"])
-def test_what_was_refused_is_said_in_both_conditions(key: str) -> None:
+def test_a_refusal_is_reported_in_both_conditions(key: str) -> None:
     conditions = said(milvus(2), [READY[0]], **{key: mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")})
     assert conditions["Reconciled"] == ("False", "QuotaExceeded", "pods is forbidden: exceeded quota")
     assert conditions["Ready"][:2] == ("False", "QuotaExceeded")
@@ -462,7 +462,7 @@ def test_stalled_is_there_while_somebody_has_to_do_something(reason: str, stalle
     assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, "absent as soon as it is over"
 
 
-def test_a_claim_that_is_ending_is_waited_for_and_no_refusal() -> None:
+def test_a_claim_that_is_ending_is_waited_for_and_is_not_a_refusal() -> None:
     conditions = said(milvus(1), [], x_0=mo.Words("ClaimTerminating", "claim data-x-0 is being deleted"))
     assert conditions["Ready"][:2] == ("False", "ClaimTerminating")
     assert conditions["Ready"][2].endswith("x-0: claim data-x-0 is being deleted")
@@ -499,7 +499,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
-def test_of_several_refusals_the_same_is_said_in_any_order(order: tuple[str, ...]) -> None:
+def test_of_several_refusals_the_same_is_reported_in_any_order(order: tuple[str, ...]) -> None:
     problems = {name: mo.Words("Forbidden", f"not {name}") for name in order}
     assert mo.status_of(milvus(2), [], problems, NOW)["conditions"][1]["message"] == "not x-0"
 

@@ -69,7 +69,7 @@ def rights(kube: Kube) -> None:
     )
 
 
-def test_a_token_file_that_is_written_anew_is_used_within_a_minute(
+def test_a_token_file_that_is_rewritten_is_used_within_a_minute(
     kube: Kube, wire: Wire, clock: Clock, rights: None, tmp_path: Path
 ) -> None:
     file, tokens = (

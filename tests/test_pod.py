@@ -127,7 +127,7 @@ def test_the_pod_at_a_glance() -> None:
         ("text\n---\nmore text", None),
     ],
 )
-def test_what_milvus_spec_comes_to(text: str, settings: dict[str, str] | None) -> None:
+def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> None:
     assert mo.settings_of(milvus(milvusSpec=text)) == settings
 
 
@@ -217,7 +217,7 @@ def test_a_character_that_yaml_does_not_allow_is_in_the_line_that_is_named() -> 
             mo.settings_of(milvus(milvusSpec=f"key: {before * 9}\nb: \x07\nc: 1\nd: 2\ne: 3\nf: 4"))
 
 
-def test_a_typing_error_replaces_no_pod_and_is_said() -> None:
+def test_a_typo_replaces_no_pod_and_is_reported() -> None:
     """It must not set a database back to its defaults."""
     old = mo.new_pod(milvus(milvusSpec="common: {security: {authorizationEnabled: true}}"), 0)
     old["metadata"]["uid"], old["status"] = "uid-0", {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -247,7 +247,7 @@ def test_a_typing_error_replaces_no_pod_and_is_said() -> None:
     + [{"milvusSpec": ["hunter2"]}, {"image": ["hunter2"]}, {"replicas": "hunter2"}, {"storage": "hunter2"},
        {"pod": "hunter2"}, {"pod": {"spec": "hunter2"}}, {"pod": {"metadata": {"labels": "hunter2"}}}],
 )  # fmt: skip
-def test_what_is_said_of_a_spec_quotes_none_of_it(spec: Obj) -> None:
+def test_messages_about_a_spec_never_quote_it(spec: Obj) -> None:
     """It may hold passwords, and statuses and events are read by more people than specs are."""
     assert "hunter2" not in str(mo.status_of(milvus(**spec), [], {}, "now")).lower()
 

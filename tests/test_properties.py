@@ -494,7 +494,7 @@ def test_a_copy_with_an_old_list_does_not_finish_what_another_one_announced() ->
     assert mo.is_ready(both.pods["mv-1"])
 
 
-def test_a_copy_that_could_not_delete_a_pod_minds_that_another_one_does(
+def test_a_copy_that_could_not_delete_a_pod_waits_while_another_copy_does(
     kube: Kube, plane: ControlPlane, wire: Wire, clock: Clock
 ) -> None:
     kube.create(replicas=3)

@@ -17,7 +17,7 @@ TESTS = (
     "tests/test_python.py",
     "tests/test_tls.py",
     "tests/test_command.py::test_once_creates_what_is_missing_and_exits_0",
-    "tests/test_loop.py::test_a_spec_nested_thousands_of_levels_deep_harms_nobody",
+    "tests/test_clusters.py::test_a_spec_nested_thousands_of_levels_deep_harms_nobody",
 )
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from local import controlplane, demo
-from tests.kit import TOP, eventually
+from tests.kit import (
+    TOP,
+    eventually,
+)
 
 SCRIPT = str(TOP / "local" / "controlplane.py")
 
@@ -67,9 +70,7 @@ def test_a_binary_that_does_not_start_is_named_with_its_last_words(tmp_path: Pat
     assert re.search("control plane: (etcd|kube-apiserver) ended with code 3: no luck today", done.stderr)
 
 
-def test_kubebuilder_assets_are_used_first_and_alone_start_no_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubebuilder_assets_are_preferred_and_need_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -80,7 +81,7 @@ def test_kubebuilder_assets_are_used_first_and_alone_start_no_build(
     assert controlplane.commands() == {name: tmp_path / name for name in controlplane.COMMANDS}
 
 
-def test_the_live_table_of_the_demo_stays_below_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_table_of_the_demo_stays_below_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     screen = demo.Screen()
     screen.watch("NAME\nx-0")
     screen.show("a line")

@@ -18,7 +18,16 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
+from tests.kit import (
+    TOP,
+    Command,
+    Kube,
+    Obj,
+    eventually,
+    kubeconfig,
+    new_operator,
+    settle,
+)
 
 DOCUMENTS = {path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))}
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())
@@ -28,6 +37,70 @@ RESULTS = (TOP / "benchmarks" / "RESULTS.md").read_text()
 def blocks(language: str, text: str = ALL) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
     return [block for kind, block in found if kind == language]
+
+
+def plain(line: str) -> str:
+    """A line of the demo without what differs from run to run, and from one kubectl to the next."""
+    line = line.replace(" from default namespace", "")
+    return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# What the documents say, and the row of the results that it is from; {0} is the first number among the row's figures.
+FIGURES = [
+    ("it uses {0} MiB of memory", "peak memory, 1,000 × 3 at rest"),
+    ("and {0} s of CPU for a pass", "a quiet pass, 1,000 × 3: CPU"),
+    ("1,000 Milvus with 3,000 pods | {0} s | {1} s to fetch and parse the two lists", "a quiet pass, 1,000 × 3: CPU"),
+    (", {1} s with garbage collection off", "the same, 1,000 × 3"),
+    ("10,000 with 30,000 pods | {0} s | {1} s |", "a quiet pass, 10,000 × 3: CPU"),
+    ("peak memory of these two | {0} MiB", "peak memory, 1,000 × 3 at rest"),
+    (", {0} MiB | {1} MiB to import the libraries", "peak memory, 10,000 × 3 at rest"),
+    ("among 10,000 pods of other people; measured separately | {0} s | {1} s without them",
+     "a quiet pass among 10,000 foreign pods: CPU"),
+    ("creating 3,000 pods with `--once` | {0}/s | {1}/s by bare requests", "bring-up of 1,000 × 3, `--once`: pods/s"),
+    ("until 3,000 pods exist | {0} s | {1} s with a kopf handler", "the same, from the start of the process"),
+    ("peak memory for that | {0} MiB | {1} MiB with kopf", "the same: peak memory"),
+    ("measured beside ReplicaSets | {0}/s | {1}/s with the rate limits",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with limits lifted"),
+    ("default rate limits | {0}/s | {1}/s, measured with",
+     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with default flags"),
+    ("peak memory with 10,000 resources | {0} MiB, with 30,000 pods | {1} MiB with kopf",
+     "peak memory, 10,000 × 3 | kopf"),
+    ("`--interval=2` | {1} s, at most {0} s |", "a change of one among 1,000 quiet"),
+    ("at most {0} s while 3,000 pods are created", "the same while 3,000 creates are under way"),
+]  # fmt: skip
+
+
+def chapter(title: str) -> str:
+    (found,) = (text for text in DOCUMENTS.values() if f"\n## {title}\n" in text)
+    return found.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def section(title: str) -> list[str]:
+    """The commands in a section."""
+    lines = "\n".join(blocks("sh", chapter(title))).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line]
+
+
+def names_of(statement: ast.stmt) -> tuple[str, ...]:
+    """What a statement at the top of a module defines."""
+    if isinstance(statement, ast.FunctionDef):
+        return (statement.name,)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return tuple(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def replaced(source: str, parts: str) -> str:
+    """The module, with the definitions of `parts` in the place of those of the same names."""
+    lines, there = source.splitlines(), {names_of(part): part for part in ast.parse(source).body}
+    for part in sorted(ast.parse(parts).body, key=lambda part: -there[names_of(part)].lineno):
+        old = there[names_of(part)]
+        lines[old.lineno - 1 : old.end_lineno] = parts.splitlines()[part.lineno - 1 : part.end_lineno]
+    return "\n".join(lines)
 
 
 def test_the_options_are_those_of_help() -> None:
@@ -77,12 +150,6 @@ def test_every_milvus_of_the_documents_gets_its_pods(kube: Kube, operator: mo.Op
     assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(names)
 
 
-def plain(line: str) -> str:
-    """A line of the demo without what differs from run to run, and from one kubectl to the next."""
-    line = line.replace(" from default namespace", "")
-    return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
-
-
 @pytest.mark.cluster
 def test_the_demo_prints_what_the_readme_says() -> None:
     done = subprocess.run([sys.executable, "-m", "local.demo", "--wait=no"], cwd=TOP, capture_output=True, text=True)
@@ -106,42 +173,12 @@ def test_the_pictures_are_there_and_need_nothing_else() -> None:
     assert not re.search(r"<script|href|url\(|@import", text)
 
 
-def anchors(text: str) -> set[str]:
-    titles = re.findall(r"^#+ (.*)$", text, re.M)
-    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
 def test_links_between_the_documents_lead_somewhere() -> None:
     for path, text in DOCUMENTS.items():
         for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             target = (path.parent / file).resolve() if file else path
             assert target.exists(), f"{path.name}: {file}"
             assert not anchor or anchor in anchors(target.read_text()), f"{path.name}: {file}#{anchor}"
-
-
-# What the documents say, and the row of the results that it is from; {0} is the first number among the row's figures.
-FIGURES = [
-    ("it uses {0} MiB of memory", "peak memory, 1,000 × 3 at rest"),
-    ("and {0} s of CPU for a pass", "a quiet pass, 1,000 × 3: CPU"),
-    ("1,000 Milvus with 3,000 pods | {0} s | {1} s to fetch and parse the two lists", "a quiet pass, 1,000 × 3: CPU"),
-    (", {1} s with garbage collection off", "the same, 1,000 × 3"),
-    ("10,000 with 30,000 pods | {0} s | {1} s |", "a quiet pass, 10,000 × 3: CPU"),
-    ("peak memory of these two | {0} MiB", "peak memory, 1,000 × 3 at rest"),
-    (", {0} MiB | {1} MiB to import the libraries", "peak memory, 10,000 × 3 at rest"),
-    ("among 10,000 pods of other people; measured separately | {0} s | {1} s without them",
-     "a quiet pass among 10,000 foreign pods: CPU"),
-    ("creating 3,000 pods with `--once` | {0}/s | {1}/s by bare requests", "bring-up of 1,000 × 3, `--once`: pods/s"),
-    ("until 3,000 pods exist | {0} s | {1} s with a kopf handler", "the same, from the start of the process"),
-    ("peak memory for that | {0} MiB | {1} MiB with kopf", "the same: peak memory"),
-    ("measured beside ReplicaSets | {0}/s | {1}/s with the rate limits",
-     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with limits lifted"),
-    ("default rate limits | {0}/s | {1}/s, measured with",
-     "bring-up of 1,000 × 3: pods/s | ReplicaSets, kube-controller-manager with default flags"),
-    ("peak memory with 10,000 resources | {0} MiB, with 30,000 pods | {1} MiB with kopf",
-     "peak memory, 10,000 × 3 | kopf"),
-    ("`--interval=2` | {1} s, at most {0} s |", "a change of one among 1,000 quiet"),
-    ("at most {0} s while 3,000 pods are created", "the same while 3,000 creates are under way"),
-]  # fmt: skip
 
 
 def test_its_figures_are_those_of_the_benchmark() -> None:
@@ -176,17 +213,6 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
     assert "1 created" in run("run", f"ARGS=--once -n {kube.ns}")
     assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in run("uninstall")
     run("install")
-
-
-def chapter(title: str) -> str:
-    (found,) = (text for text in DOCUMENTS.values() if f"\n## {title}\n" in text)
-    return found.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-
-
-def section(title: str) -> list[str]:
-    """The commands in a section."""
-    lines = "\n".join(blocks("sh", chapter(title))).splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line]
 
 
 def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
@@ -250,23 +276,6 @@ def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
         "['from-python']",
         "['from-python-0', 'from-python-1']",
     ], done.stderr
-
-
-def names_of(statement: ast.stmt) -> tuple[str, ...]:
-    """What a statement at the top of a module defines."""
-    if isinstance(statement, ast.FunctionDef):
-        return (statement.name,)
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return tuple(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-
-
-def replaced(source: str, parts: str) -> str:
-    """The module, with the definitions of `parts` in the place of those of the same names."""
-    lines, there = source.splitlines(), {names_of(part): part for part in ast.parse(source).body}
-    for part in sorted(ast.parse(parts).body, key=lambda part: -there[names_of(part)].lineno):
-        old = there[names_of(part)]
-        lines[old.lineno - 1 : old.end_lineno] = parts.splitlines()[part.lineno - 1 : part.end_lineno]
-    return "\n".join(lines)
 
 
 def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Signals: what is being written is finished, and the process ends with the right exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import (
+    TOP,
+    Command,
+    Kube,
+    eventually,
+    kubeconfig,
+)
+from tests.wire import Handler, Wire
+
+Start = Callable[..., Command]
+
+
+class Contained(Command):
+    """The command as process 1 of a namespace of its own, as in a container: what it does not handle, it never gets."""
+
+    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
+        unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+        if tried.returncode:
+            pytest.skip(f"no process can be process 1 here: {tried.stderr.strip()}")
+        command = [*unshare, sys.executable, str(TOP / "milvus_operator.py"), *arguments]
+        self.process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=os.environ | env)
+        self.log = ""
+
+    def pid(self) -> int:
+        pid = self.process.pid
+        return int(eventually(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text()))
+
+    def signal(self, signum: int) -> None:
+        os.kill(self.pid(), signum)
+
+
+class Plain(Command):
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+
+@pytest.fixture(params=[Plain, Contained])
+def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts the command, as a process like others and as process 1; with a wire, through that."""
+    started = []
+
+    def start(*arguments: str, wire: Wire | None = None) -> Plain | Contained:
+        file = kubeconfig(tmp_path / "config", kube.plane, **({"server": wire.url} if wire else {}))
+        started.append(request.param("-n", kube.ns, "-v", *arguments, env={"KUBECONFIG": file}))
+        return started[-1]  # type: ignore[no-any-return]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def slow_creates(wire: Wire, seconds: float) -> threading.Event:
+    """From now on a create of a pod takes that long; the event is set when the first one is under way."""
+    under_way = threading.Event()
+
+    def fault(handler: Handler, verb: str, path: str) -> bool:
+        if verb == "POST" and path.partition("?")[0].endswith("/pods"):
+            under_way.set()
+            wire.over.wait(seconds)
+        return False
+
+    wire.fault = fault
+    return under_way
+
+
+def has_handler(pid: int) -> bool:
+    """Whether the process has a handler for SIGTERM: before, Python itself is starting."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Any]) -> None:
+    """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
+    for delay in range(0, 800, 50):
+        process = run()
+        while not has_handler(process.pid()):
+            time.sleep(0.001)
+        assert "site-packages" not in Path(f"/proc/{process.pid()}/maps").read_text(), (
+            "before the imports, which take long"
+        )
+        time.sleep(delay / 1000)
+        process.signal(signal.SIGTERM)
+        started = time.monotonic()
+        assert process.end() == 0, f"after {delay} ms: {process.log}"
+        assert time.monotonic() - started < 1.5, f"after {delay} ms: {process.log}"
+        assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_its_first_line_ends_it_at_once(command: Start, signum: int) -> None:
+    for _ in range(10):
+        process = command()
+        process.says("serves")
+        assert process.stop(signum) == 0, process.log
+        assert process.log.endswith("INFO    stopped\n")
+
+
+def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) -> None:
+    process = run("--interval", "3600")
+    process.says("pass over")
+    started = time.monotonic()
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0
+    assert time.monotonic() - started < 1.5
+    assert process.log.endswith("INFO    stopped\n")
+
+
+@pytest.mark.platform
+def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
+    """What a signal's handler raises in a finalizer, as those of old connections, comes to nothing."""
+    code = """if True:
+        import logging, os, signal, weakref
+        import milvus_operator
+
+        class Garbage(logging.Handler):
+            def emit(self, record):
+                if "pass over" in record.getMessage():
+                    garbage = type("Cycle", (), {})
+                    weakref.finalize(garbage, os.kill, os.getpid(), signal.SIGTERM)
+
+        logging.getLogger("milvus_operator").addHandler(Garbage())
+        milvus_operator.main()
+    """
+    command = [sys.executable, "-c", code, "-v", "-n", kube.ns, "--kubeconfig", str(kube.plane.kubeconfig())]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("INFO    stopped\n")
+    assert done.stderr.count("pass over") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once(
+    kube: Kube, wire: Wire, run: Callable[..., Any], signum: int, code: int
+) -> None:
+    under_way = slow_creates(wire, 20)
+    kube.create()
+    process = run(wire=wire)
+    assert under_way.wait(20)
+    process.signal(signum)
+    time.sleep(0.7)
+    assert process.process.poll() is None, "it waits for the write under way"
+    started = time.monotonic()
+    process.signal(signum)
+    assert process.end() == code
+    assert time.monotonic() - started < 1
+    assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize("interval", ["3600", "0.3"])
+def test_writes_under_way_are_finished_before_it_ends(
+    kube: Kube, wire: Wire, run: Callable[..., Any], interval: str
+) -> None:
+    """Also those that take longer than their pass."""
+    under_way = slow_creates(wire, 2.5)
+    kube.create()
+    process = run("--interval", interval, wire=wire)
+    assert under_way.wait(20)
+    time.sleep(1.2)
+    process.signal(signal.SIGTERM)
+    started = time.monotonic()
+    assert process.end() == 0
+    assert time.monotonic() - started < 5
+    assert f"created pod {kube.ns}/x-0: missing" in process.log
+    assert kube.names() == ["x-0"]
