@@ -158,7 +158,8 @@ def test_a_quota_of_two_of_twenty(kube: Kube, wire: Wire) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=2")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
     kube.create(replicas=20)
-    operator = new_operator(kube, server=wire.url)
+    clock = StillClock()
+    operator = new_operator(kube, server=wire.url, clock=clock)
     assert not make_pass(operator, once=True)
     there = kube.names()
     assert len(there) == 2
@@ -167,9 +168,13 @@ def test_a_quota_of_two_of_twenty(kube: Kube, wire: Wire) -> None:
     assert "exceeded quota: q" in reconciled["message"]
     posts = [request for request in wire.requests if request.verb == "POST" and request.path.endswith("/pods")]
     assert len(posts) <= 7, "batches of 1, 2, 4: two pods, and as many refusals as were under way"
+    clock.skip(1)
+    settle(operator)
     kube.delete_pod("x-0")
     kube.gone("x-0")
-    eventually(lambda: make_pass(operator) is not None and kube.names() == there)
+    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.used.pods}") == "1")
+    make_pass(operator)
+    assert kube.names() == there, "at once: one pod less makes room for another"
     kube.kubectl("delete", "quota", "q")
     settle(operator)
     assert kube.names() == there, "what was refused waits for its back-off"
