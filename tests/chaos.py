@@ -117,7 +117,7 @@ class Kills:
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
         with self.lock:
             alive, late = handler.wire in self.processes, self.server.is_alive()
-            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.2:
+            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.4:
                 return False
             how = self.todo.pop()
             if how not in ("before", "after"):
