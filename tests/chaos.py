@@ -88,7 +88,7 @@ class Faults:
                 return False
             unfit = {"410": "continue=" not in path, "no list": verb != "GET" or "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
-            kind = self.random.choices(kinds, [0.1 if kind in SLOW else 1 for kind in kinds])[0]
+            kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1
             self.done_to_writes[kind] += not reads
         with contextlib.suppress(OSError):  # who asked has gone already
