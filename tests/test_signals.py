@@ -159,12 +159,10 @@ def test_a_second_signal_ends_it_at_once(
     process = run(wire=wire)
     assert under_way.wait(20)
     process.signal(signum)
-    time.sleep(0.7)
+    time.sleep(0.3)
     assert process.process.poll() is None, "it waits for the write under way"
-    started = time.monotonic()
     process.signal(signum)
-    assert process.end() == code
-    assert time.monotonic() - started < 1
+    assert process.end() == code, "0 would be the end of its four seconds"
     assert "Traceback" not in process.log
 
 
