@@ -15,6 +15,7 @@ from tests.kit import (
     Clock,
     Kube,
     Obj,
+    StillClock,
     client,
     eventually,
     make_pass,
