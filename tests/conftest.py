@@ -17,6 +17,8 @@ from tests.wire import Wire
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a cluster; begin with the long ones, which have a time limit of their own."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
