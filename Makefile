@@ -62,7 +62,7 @@ lock: $(VENV)/ready ## the newest packages that requirements.txt allows, with th
 deploy: ## the operator as a pod, into the cluster of the current kubeconfig (IMAGE=…)
 	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
 
-undeploy: ## delete that pod, its rights, and the namespace milvus-operator with everything in it
+undeploy: ## delete the operator, its rights, and the namespace milvus-operator with all that is in it; every Milvus elsewhere keeps running
 	@echo "This deletes the operator, its rights, and the namespace milvus-operator with everything in it."
 	@echo "The CRD stays, and every Milvus in other namespaces keeps running, but nothing repairs it."
 	@$(ASK)
