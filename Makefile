@@ -42,9 +42,9 @@ soak: $(VENV)/ready ## an hour of changes and faults, into benchmarks/SOAK.md (M
 install: ## the CRD, into the cluster of the current kubeconfig
 	$(KUBECTL) apply -f crd.yaml
 
-uninstall: ## remove the CRD from that cluster, and with it every Milvus and its pods
-	@echo "This removes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
-	@echo "Claims and Services stay. So does the operator: 'make undeploy' removes it."
+uninstall: ## delete the CRD from that cluster, and with it every Milvus and its pods
+	@echo "This deletes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
+	@echo "Claims and Services stay. So does the operator: 'make undeploy' deletes it."
 	@$(ASK)
 	$(KUBECTL) delete -f crd.yaml --ignore-not-found
 
@@ -62,9 +62,9 @@ lock: $(VENV)/ready ## the newest packages that requirements.txt allows, with th
 deploy: ## the operator as a pod, into the cluster of the current kubeconfig (IMAGE=…)
 	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
 
-undeploy: ## remove that pod, its rights and its namespace; every Milvus and its pods stay
-	@echo "This removes the namespace milvus-operator with everything in it, and the operator's rights."
-	@echo "The CRD stays, and so does every Milvus elsewhere, with its pods and claims: they keep running, but nothing repairs them."
+undeploy: ## delete the operator, its rights, and the namespace milvus-operator with all that is in it; every Milvus elsewhere keeps running
+	@echo "This deletes the operator, its rights, and the namespace milvus-operator with everything in it."
+	@echo "The CRD stays, and every Milvus in other namespaces keeps running, but nothing repairs it."
 	@$(ASK)
 	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
 
