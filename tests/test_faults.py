@@ -118,7 +118,7 @@ def judged_wire(plane: ControlPlane, judge: Judge, patience: float) -> Wire:
 
 
 def enough_faults(faults: Faults) -> bool:
-    often = all(faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "no list"))
+    often = all(faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "not a list"))
     return often and faults.done.keys() == FAULTS.keys() and faults.done.total() >= 1000
 
 
