@@ -132,7 +132,7 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
 
 
 PROXY, METRICS = (f"{name}.port cannot be changed: the ports of the pod depend on it" for name in ("proxy", "metrics"))
-LIST, NO_NAME = "a list may hold scalars only, not maps or lists", "a key that is not a name"
+LIST, NO_NAME = "a list may hold scalars only, not maps or lists", "a key must be a string that is not empty"
 ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", "more than 32 levels of nesting"
 
 
@@ -149,13 +149,13 @@ ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", 
         ("MILVUS_CONF_METRICS_PORT: 1", f", line 1: {METRICS}"),
         ("a: [{b: c}]", f", line 1: {LIST}"),
         ("a: [[b]]", f", line 1: {LIST}"),
-        ("a: 1\n\na: 2", ", line 3: the same setting as in line 1"),
-        ("b: 1\na: 1\na: 2", ", line 3: the same setting as in line 2"),
-        ("common.storageType: a\nCOMMON_STORAGETYPE: b", ", line 2: the same setting as in line 1"),
-        ("common.storageType: a\nMilvus.common.storageType: b", ", line 2: the same setting as in line 1"),
+        ("a: 1\n\na: 2", ", line 3: the same setting as on line 1"),
+        ("b: 1\na: 1\na: 2", ", line 3: the same setting as on line 2"),
+        ("common.storageType: a\nCOMMON_STORAGETYPE: b", ", line 2: the same setting as on line 1"),
+        ("common.storageType: a\nMilvus.common.storageType: b", ", line 2: the same setting as on line 1"),
         (
             "MILVUS_CONF_COMMON_STORAGETYPE: a\nb: c\ncommon:\n  storageType: b",
-            ", line 4: the same setting as in line 1",
+            ", line 4: the same setting as on line 1",
         ),
         ("a: &x 1\nb: *x", f", line 1: {ALIAS}"),
         ("b: 1\n<<: *x\na: 1", f", line 2: {ALIAS}"),
