@@ -1307,7 +1307,7 @@ class Operator:
                 memory.hold(name, "create", words, False, self.clock())
 
     def perform(self, job: Job, action: Action) -> tuple[Obj | None, bool]:
-        """The pod as it is now, or None if there is none of that name; and whether the action is done."""
+        """The pod as it is now, or None if no pod has that name; and whether the action is done."""
         try:
             if not action.disrupts:
                 return getattr(self.cluster, action.verb)(job.milvus, action.pod), True
