@@ -243,7 +243,7 @@ def deeper_than(levels: int, value: Any) -> bool:
 
 def template_hash(milvus: Obj) -> str:
     """The fingerprint of what the user wrote, not of the resulting pod: a newer operator must not restart any pod."""
-    written = pick(mapping(milvus.get("spec")), ("image", "milvusSpec", "pod"))
+    written = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -355,7 +355,7 @@ def parse_settings(text: str) -> dict[str, str] | None:
         if not is_harmless_mapping(text):
             return None
         settings = list(flatten(yaml.compose(text, YAML_LOADER)))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark, bad = getattr(error, "problem_mark", None), yaml.reader.Reader.NON_PRINTABLE.search(text)
         line = min(mark.line, text.rstrip().count("\n")) if mark else text.count("\n", 0, bad.start() if bad else 0)
         raise invalid(line, "not valid YAML" if mark else "a character that YAML does not allow") from None
@@ -562,7 +562,7 @@ def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits
     running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
     stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
     broken = [pod for pod in stale if not is_ready(pod)]
-    if broken or not all(i in mine and is_ready(mine[i]) for i in wanted):
+    if not all(i in mine and is_ready(mine[i]) for i in wanted):
         return [Action("delete", pod, "earlier template, not Ready") for pod in broken]
     next_ones = (pod for pod in stale if limits.disruptable is None or uid_of(pod) in limits.disruptable)
     return [Action("delete", pod, "earlier template") for pod in next_ones][:1]
@@ -947,7 +947,7 @@ class Cluster:
         except ApiError as error:  # even if the claim exists: the quota is checked before the name
             claim, unread = attempt(lambda: self.request("get", self.claims, namespace, name=claim_name(pod)))
             if not claim:
-                raise (unread if unread and unread.trouble else error) from None
+                raise (unread if unread and (unread.trouble or error.is_taken) else error) from None
             if is_ending(claim):
                 text = f"claim {claim_name(pod)} is being deleted; the pod is created when it is gone"
                 raise ApiError(409, text, CLAIM_TERMINATING) from None

@@ -89,7 +89,7 @@ class Faults:
                 return False
             unfit = {"410": "continue=" not in path, "not a list": verb != "GET" or "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
-            kind = self.random.choices(kinds, [0.1 if kind in SLOW else 1 for kind in kinds])[0]
+            kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1
             self.done_to_writes[kind] += not reads
         with contextlib.suppress(OSError):  # the client has already gone
@@ -118,7 +118,7 @@ class Kills:
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
         with self.lock:
             alive, late = handler.wire in self.processes, self.server.is_alive()
-            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.2:
+            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.4:
                 return False
             how = self.todo.pop()
             if how not in ("before", "after"):

@@ -17,6 +17,8 @@ from tests.wire import Wire
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a cluster; run the long ones, which have their own time limit, first."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")

@@ -25,7 +25,7 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
 ) -> None:
     monkeypatch.setattr(mo, "PAGE", 5)
     users, judge = Users(kube, seed=2), Judge()
-    recorder, faults, outages = Recorder(kube), Faults(seed=1, reads=0.1, writes=0.3), 0
+    recorder, faults, outages = Recorder(kube), Faults(seed=1, reads=0.15, writes=0.4), 0
     wires = [judged_wire(kube.plane, judge, patience=1) for _ in range(3)]
     # No pass ends before its writes do; the next test has writes that outlive their pass.
     operators = [new_operator(kube, wire.url, timeout=2, interval=1000) for wire in wires]
@@ -40,7 +40,6 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
         wire.fault = faults
         thread.start()
     end = time.monotonic() + 600  # a quiet machine needs a tenth of that
-
     try:
         while not (enough_faults(faults) and enough_judged(judge)):
             assert not judge.harm, "\n".join(judge.harm)

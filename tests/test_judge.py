@@ -123,6 +123,7 @@ RIGHT: dict[str, Talk] = {
     "a finished pod": Talk().lists(milvus(), pod(1, phase="Failed")).deletes(PODS[1], resourceVersion="1").creates(milvus(), 1),
     "a scale-down": Talk().lists(milvus(1, replicas=0), *PODS).takes(milvus(1, replicas=0), PODS[2]).takes(milvus(10, replicas=0), PODS[1]),
     "a claim and its pod": Talk().lists(STORED).claims(STORED, 0).creates(STORED, 0),
+    "reading the pod after reading its claim": Talk().lists(STORED).claims(STORED, 0).says("GET persistentvolumeclaims/data-m-0", code=500).says("GET pods/m-0", code=404),
     "an adoption": Talk().lists(milvus(), ORPHAN).says("GET milvuses/m", answer=milvus()).patches(ORPHAN, ownerReferences=[reference_to(milvus())]),
     "labels that were lost": Talk().lists(milvus(), pod(1, labels={})).patches(pod(1), labels=labels_for("m-1")),
     "a status": Talk().lists(milvus(), *PODS[:2]).reports(milvus(), **COUNTS),

@@ -175,6 +175,7 @@ def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> I
         running.process.wait()
 
 
+@pytest.mark.timeout(900)  # the first run downloads the server
 def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube, milvus: Server) -> None:
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
     assert milvus.environment()["no.such.setting"] == "$(HOME) $$", "an unknown setting does no harm"

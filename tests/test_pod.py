@@ -190,6 +190,7 @@ def test_what_milvus_spec_must_not_contain(text: str, message: str) -> None:
         ("%YAML 9.9\n---\na: 1", "line 1: not valid YAML"),
         ("a: 1\r\nb: c: d\r\n", "line 2: not valid YAML"),
         ('a: "\\U00110000"', "line 1: "),
+        ('a: "\\UFFFFFFFF"', "line 1: "),
         ("a: b\n---\nc: d", "line 2: "),
         ("text\n---\na: b", "line 2: "),
         ("\0", "line 1: a character that YAML does not allow"),

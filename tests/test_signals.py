@@ -159,12 +159,10 @@ def test_a_second_signal_ends_it_at_once(
     process = run(wire=wire)
     assert in_progress.wait(20)
     process.signal(signum)
-    time.sleep(0.7)
+    time.sleep(0.3)
     assert process.process.poll() is None, "it waits for the write in progress"
-    started = time.monotonic()
     process.signal(signum)
-    assert process.end() == code
-    assert time.monotonic() - started < 1
+    assert process.end() == code, "0 would mean that its four seconds were over"
     assert "Traceback" not in process.log
 
 

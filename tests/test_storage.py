@@ -96,6 +96,21 @@ def test_storage_cannot_be_changed_added_or_removed(kube: Kube) -> None:
     kube.change("a", replicas=2)
 
 
+def test_a_claim_that_exists_and_cannot_be_read_is_an_error_that_backs_off(kube: Kube, wire: Wire) -> None:
+    kube.create(storage=STORED)
+    operator = new_operator(kube, server=wire.url)
+    settle(operator)
+    kube.delete_pod("x-0")
+    kube.gone("x-0")
+    wire.spoil("GET", "/persistentvolumeclaims/", 500, b'{"kind": "Status", "message": "not now"}')
+    assert not make_pass(operator)
+    assert kube.condition("Reconciled")["message"] == "not now"
+    wire.requests.clear()
+    make_pass(operator)
+    assert not [request for request in wire.requests if "persistentvolumeclaims" in request.path]
+    assert kube.names() == []
+
+
 def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
     """A pod that used it would stay Pending forever."""
     kube.create(storage=STORED)
