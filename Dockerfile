@@ -5,7 +5,7 @@ FROM ${BASE} AS packages
 WORKDIR /app
 COPY requirements.lock /
 RUN python3 -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --target=. -r /requirements.lock
-# The client's asyncio twin and its generated calls are most of it, and nothing here imports them.
+# Most of the client is its asyncio twin and its generated calls, which nothing here imports.
 RUN rm -r kubernetes/aio kubernetes/client/api aiohttp*
 COPY --chmod=644 milvus_operator.py LICENSE ./
 
@@ -17,7 +17,7 @@ LABEL org.opencontainers.image.title="milvus-operator" \
 COPY --from=packages /app /app
 WORKDIR /app
 # Proves that nothing is missing, and compiles what was imported: neither the base nor /app has bytecode. It goes by hash,
-# because builders that make the same image twice change the times of files.
+# not by time, because the times of files differ between two builds of the same image.
 RUN python3 -B -c "import milvus_operator, py_compile as p, sys; \
     files = [module.__file__ for module in sys.modules.values() if str(getattr(module, '__file__', '')).endswith('.py')]; \
     [p.compile(file, invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH) for file in files]"

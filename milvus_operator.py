@@ -6,14 +6,14 @@
 
 It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources, and
 serves each Milvus that is not at rest. Pure functions over plain dicts decide what to do about its pods; the operator
-does that and decides again, based on the answers. Then it writes the statuses that differ, and events.
+does it and decides again, based on the answers. Then it writes the statuses that have changed, and events.
 
 Nothing has to be remembered between passes: names are fixed, every delete carries a UID, and every decision
 starts from fresh lists. So a write that is lost, repeated, or made by a second copy of the operator does no harm.
 
-In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as the dicts of their JSON. A
+In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as dicts, as in their JSON. A
 *stranger* is somebody else's pod that has one of our names. To *vet* a template is to ask the API server whether it
-would accept a pod made from it. To *disrupt* a pod is to delete it although it is Ready. To learn how an operator
+would accept a pod made from it. To *disrupt* a pod is to delete it while it is Ready. To learn how an operator
 works, read `decide` in the core, then `Operator.serve_pods` in the loop. The shell, between them, can wait.
 """
 
@@ -84,7 +84,7 @@ MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
-MAX_DEPTH = 200  # levels of nesting that are read from an answer; what is deeper becomes null
+MAX_DEPTH = 200  # levels of nesting that are read from an answer; anything deeper becomes null
 MERGE_PATCH = "application/merge-patch+json"  # custom resources have no strategic merge patch, the client's default
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its own credentials
 PAGE = 150  # objects in one page of a list
@@ -101,7 +101,7 @@ DEFAULTS = {
     "MQ_TYPE": "rocksmq",
     "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
     # The components share the container and find each other here. If they registered the pod's address, which changes,
-    # a new pod on kept data would wait until the old sessions expire.
+    # a new pod on existing data would wait until the old sessions expire.
     **{f"{component}_IP": "127.0.0.1" for component in (
         "ROOTCOORD", "DATACOORD", "QUERYCOORD", "INDEXCOORD", "PROXY",
         "DATANODE", "INDEXNODE", "QUERYNODE", "STREAMINGNODE",
@@ -136,7 +136,7 @@ class Words(NamedTuple):
 
     reason: str
     message: str
-    trouble: tuple[str, str] | None = None  # a cause that many share, logged once: its key, and the line to log
+    trouble: tuple[str, str] | None = None  # a shared cause, logged once: its key, and the line to log
 
 
 class Invalid(Exception):
@@ -208,7 +208,7 @@ def mapping(value: Any) -> Obj:
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
-    """Those of these keys that the mapping has, with their values."""
+    """The part of the mapping that has these keys."""
     return {key: value for key in keys if (value := obj.get(key)) is not None}
 
 
@@ -242,7 +242,7 @@ def deeper_than(levels: int, value: Any) -> bool:
 
 
 def template_hash(milvus: Obj) -> str:
-    """The fingerprint of what the user wrote, not of the resulting pod: a new version of the operator restarts none."""
+    """The fingerprint of what the user wrote, not of the resulting pod: a newer operator must not restart any pod."""
     written = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -342,7 +342,7 @@ def settings_of(milvus: Obj) -> dict[str, str] | None:
 
 
 def invalid(line: int, text: str) -> Invalid:
-    """What is wrong in which line (from 0) of spec.milvusSpec. Its text is never quoted: it may hold passwords."""
+    """An error on this line (from 0) of spec.milvusSpec. The user's text is never quoted: it may contain passwords."""
     return Invalid(f"spec.milvusSpec, line {line + 1}: {text}")
 
 
@@ -367,7 +367,7 @@ def parse_settings(text: str) -> dict[str, str] | None:
         if key in FIXED:
             raise invalid(line, f"{FIXED[key]} cannot be changed: the ports of the pod depend on it")
         if key in lines:
-            raise invalid(line, f"the same setting as in line {lines[key] + 1}")
+            raise invalid(line, f"the same setting as on line {lines[key] + 1}")
         lines[key] = line
     return {name: value for name, value, _ in settings}
 
@@ -394,7 +394,7 @@ def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int
     for key, node in mapping_node.value if mapping_node else ():
         line = key.start_mark.line
         if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise invalid(line, "a key that is not a name")
+            raise invalid(line, "a key must be a string that is not empty")
         if isinstance(node, yaml.MappingNode):
             yield from flatten(node, f"{prefix}{key.value}.")
         elif isinstance(node, yaml.ScalarNode):
@@ -415,7 +415,7 @@ def setting(name: str) -> str:
 
 
 def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]:
-    """The variables of both; for the same setting the user's replaces ours. Kubernetes reads $$ as one $."""
+    """The variables of both; if both have the same setting, the user's wins. Kubernetes reads $$ as one $."""
     theirs = {setting(name) for name in settings}
     chosen = {name: value for name, value in defaults.items() if setting(name) not in theirs} | settings
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in chosen.items()]
@@ -468,7 +468,7 @@ def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
-    """A pod of ours that lost its owner, as after `kubectl delete --cascade=orphan`."""
+    """Whether it is our pod and has lost its owner, as after `kubectl delete --cascade=orphan`."""
     ours = ordinal_of(milvus, pod) is not None and selector_of(milvus).items() <= labels_of(pod).items()
     return ours and not controller_of(pod) and not is_ending(pod)
 
@@ -514,7 +514,7 @@ class Limits(NamedTuple):
 
 
 def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> list[Action]:  # noqa: B008  # immutable
-    """What to do now about the pods of a Milvus, and those that have its name, in this order. Raises Invalid."""
+    """What to do now, in order. `pods` are those of the Milvus and those that have one of its names. Raises Invalid."""
     replicas, fingerprint, may = replicas_of(milvus), template_hash(milvus), limits.disruptable
     mine, taken = members(milvus, pods), {*limits.held, *map(name_of, pods)}
     surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
@@ -528,7 +528,7 @@ def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> lis
             repairs += [Action("create", pod, "missing")] if name_of(pod) not in taken else []
         elif is_finished(pod) and not is_ending(pod):
             stale = template_hash_of(pod) != fingerprint
-            if limits.replace or stale:  # a pod of an earlier template is deleted only when the current one is vetted
+            if limits.replace or stale:  # a pod of an earlier template is deleted only once the current one is vetted
                 words = dict.fromkeys((phase_of(pod), words_of(pod).reason))  # Failed: Evicted
                 (steps if stale else deletes).append(Action("delete", pod, ": ".join(words)))
         elif not is_ending(pod):
@@ -579,7 +579,7 @@ def disruptable(pods: Iterable[Obj], announced: str, newer: bool) -> set[str]:
     Several copies of the operator never take down two Ready pods at once: each announces its pod first, in a write
     that fails if the Milvus has changed since it was listed. If an announced pod is still in the list, then the list
     is older than its delete, or the copy that announced it has died; either way, only that pod may be deleted. A list
-    that is not `newer` than the last change of the Milvus may hide such a delete."""
+    that is not `newer` than the last change of the Milvus may not show such a delete yet."""
     there = {uid_of(pod) for pod in pods if not is_ending(pod)}
     return set() if not newer else {announced} if announced in there else there
 
@@ -735,7 +735,7 @@ class ApiError(Exception):
 
 
 def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
-    """What a job returned, or how it failed: nothing that an answer or an object contains may end the loop."""
+    """The job's result, or how it failed: nothing that an answer or an object contains may end the loop."""
     try:
         return job(), None
     except ApiError as error:
@@ -777,7 +777,7 @@ def parse(body: bytes) -> Obj:
 
 
 def items_of(items: bytes, slim: Callable[[Obj], Obj]) -> list[Obj]:
-    """What slim() keeps of each item of a list. They are parsed one by one: a whole page takes ten times its bytes."""
+    """What slim() keeps of each item. Parsed one by one, because a whole page takes ten times its size in memory."""
     text, at, decode, found = str(items, "utf-8", "replace").strip(), 0, json.JSONDecoder().raw_decode, list[Obj]()
     try:
         while at < len(text):
@@ -802,7 +802,7 @@ def slim_milvus(milvus: Obj) -> Obj:
 
 
 def slim_pod(pod: Obj) -> Obj:
-    """The parts of a pod that are used here, a fifth of it: all pods are in memory at once."""
+    """The parts of a pod that are used here, about a fifth of it, because all pods are in memory at once."""
     metadata, owner = pick(pod["metadata"], IDENTITY), controller_of(pod)
     metadata["labels"] = pick(labels_of(pod), OUR_LABELS)
     metadata["annotations"] = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
@@ -822,7 +822,7 @@ class Cluster:
         self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
         self.answered = self.connected = clock()  # when the last answer came, when `connect` was last called
-        self.accepted = True  # whether the credentials are, as far as we know
+        self.accepted = True  # False once the server has rejected the credentials
         self.use(connect())
 
     def use(self, connection: Connection) -> None:
@@ -833,7 +833,7 @@ class Cluster:
         self.server = public(api.configuration.host)
 
     def reconnect(self) -> None:
-        """Connect again if it is time to. The connections are kept as long as the credentials are the same."""
+        """Connect again if it is time to. The connections are kept as long as the credentials stay the same."""
         if self.accepted and self.clock() < self.connected + 60:
             return
         self.connected, self.accepted = self.clock(), True
@@ -923,7 +923,7 @@ class Cluster:
                 return found, int(page.get("resourceVersion") or 0)
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj], int]:
-        """The pods that may be ours, then the Milvus (so that no spec is older than a pod), and the pods' revision."""
+        """Pods that may be ours, Milvus resources (read last: no spec is older than a pod), and the pods' revision."""
         found, revision = self.list_all(self.pods, namespace, slim_pod, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}")
         return found, self.list_all(self.milvuses, namespace, slim_milvus)[0], revision
 
@@ -963,7 +963,7 @@ class Cluster:
         return pod
 
     def look(self, pod: Obj) -> Obj | None:
-        """The pod that has a name which is taken: ours without its labels, one that is ending, or somebody else's."""
+        """The pod that has a taken name, if any: ours without its labels, one that is ending, or somebody else's."""
         try:
             return slim_pod(self.request("get", self.pods, namespace_of(pod), name=name_of(pod)))
         except ApiError as error:
@@ -973,7 +973,7 @@ class Cluster:
 
     def announce(self, milvus: Obj, pod: Obj) -> Obj:
         """Announce in the status which Ready pod is about to be deleted, if the Milvus has not changed. Returns the
-        Milvus as it is then."""
+        Milvus as it is afterwards."""
         if "status" not in milvus:
             return milvus  # as with the original CRD; there, only a single copy is safe
         announced = f"{uid_of(pod)} {timestamp('microseconds')}"  # always new, so that the resourceVersion changes
@@ -1060,7 +1060,7 @@ class Memory:
     stories: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # to write as events (one is lost)
 
     def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
-        """Forget refusals of an earlier spec or status, those from before a pod went, and replacements long ago."""
+        """Forget refusals of an earlier spec or status, or from before a pod was gone, and replacements long ago."""
         spec = (generation_of(milvus), "status" in milvus)
         if spec != self.spec:
             self.spec, self.rests = spec, {}
@@ -1213,7 +1213,7 @@ class Operator:
         return jobs
 
     def wait_for(self, this: Pass, left: int, end: float) -> None:
-        """Wait until all jobs are done, or until `end`. What still hangs then is left alone, with its pod."""
+        """Wait until all jobs are done, or until `end`. What still hangs then is left alone, and so is its pod."""
         told = self.clock()
         while left and (now := self.clock()) < end:
             self.turned = now
@@ -1225,7 +1225,7 @@ class Operator:
 
     def work(self, this: Pass, job: Job, *stages: Callable[[Pass, Job], None]) -> None:
         """Run one stage of a job. If it wrote anything, the job then goes to the back of the queue, so that everybody's
-        pods come before the statuses. One in twenty goes on at once: a long burst must not hide all statuses."""
+        pods come before the statuses. One in twenty goes on at once: a long burst must not delay all statuses."""
         if not stages or self.is_over(this):
             this.done.release()
             return
@@ -1239,7 +1239,7 @@ class Operator:
             this.workers.submit(self.work, this, job, *stages[1:])
 
     def serve_pods(self, this: Pass, job: Job) -> None:
-        """Decide what to do about its pods, do it, and decide again based on the answers. Eight failures end this."""
+        """Decide what to do about its pods, do it, and decide again based on the answers. Stop after eight failures."""
         for _ in range(self.ROUNDS):
             todo, size = self.actions(job), 1
             if not todo:
@@ -1257,7 +1257,7 @@ class Operator:
         this.happened.append("changed")
 
     def actions(self, job: Job) -> list[Action]:
-        """What is to be done and does not rest; what has failed before comes last. A rest ends if its action does."""
+        """The actions that do not rest; those that failed before come last. A rest ends if its action is not needed."""
         memory, milvus, pods, now = job.memory, job.milvus, job.pods.values(), self.clock()
         try:
             found, wanted = strangers(milvus, pods), {pod_name(milvus, i) for i in range(replicas_of(milvus))}
@@ -1307,7 +1307,7 @@ class Operator:
                 memory.hold(name, "create", words, False, self.clock())
 
     def perform(self, job: Job, action: Action) -> tuple[Obj | None, bool]:
-        """The pod as it is now, or None if there is none of that name; and whether the action is done."""
+        """The pod as it is now, or None if no pod has that name; and whether the action is done."""
         try:
             if not action.disrupts:
                 return getattr(self.cluster, action.verb)(job.milvus, action.pod), True
@@ -1341,12 +1341,12 @@ class Operator:
         tell(logging.INFO, job.milvus, action.reason, text, action.pod)
 
     def failed(self, this: Pass, job: Job, action: Action, error: ApiError) -> None:
-        """After a conflict, decide again; anything else rests: one pod, or all actions of a kind."""
+        """After a conflict, decide again; after another error, back off: for one pod, or for all actions of a kind."""
         memory, name, words, verb = job.memory, name_of(action.pod), error.words(), action.verb
         if error.is_conflict or (error.code == 404 and verb in ("delete", "adopt", "label")):
             this.happened.append("changed")
             job.outdated = job.outdated or action.disrupts
-            if verb != "create":  # there it is a quota that has changed, not the pod
+            if verb != "create":  # because then a quota has changed, not the pod
                 job.changed.add(name)
             return
         if action.disrupts and error.code not in (0, 502, 503, 504):  # the pod is still there, so others need not wait
@@ -1378,7 +1378,7 @@ class Operator:
         memory.flying.add("status")
         _, error = attempt(functools.partial(self.cluster.patch_status, milvus, status))
         memory.flying.discard("status")
-        if error and error.code == 404 and "status" not in milvus:  # of the original CRD
+        if error and error.code == 404 and "status" not in milvus:  # as with the original CRD
             memory.hold("status", "status", Words("", ""), False, self.clock())
             if not self.warned:
                 log.warning("the CRD %s.%s has no status: `kubectl apply -f crd.yaml` adds it", PLURAL, GROUP)
@@ -1689,7 +1689,7 @@ def main(
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
     cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
-    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # set but empty: so OLM says it
+    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM sets it to an empty string
     served = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, served, interval, workers)
     end_on_signal(operator)

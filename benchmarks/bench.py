@@ -1,11 +1,11 @@
-"""Measures the operator beside the floor, bare requests and its peers, in one run on one machine.
+"""Measures the operator against a floor, bare requests and its peers, in one run on one machine.
 
-    make bench                                   # everything, some 25 minutes on two cores
-    .venv/bin/python -m benchmarks.bench quiet   # only the rows whose function begins so
+    make bench                                   # everything, about 25 minutes on two cores
+    .venv/bin/python -m benchmarks.bench quiet   # only the rows whose function name begins with this
 
-It brings up etcd and kube-apiserver of the tests alone: no scheduler and no kubelet, so that
-the cores belong to what is measured. What is compared runs in turns (A B A B), and medians
-are shown. The table goes to the screen and into RESULTS.md, the pictures beside it.
+It starts only etcd and kube-apiserver of the tests' control plane, without scheduler and kubelets, to leave
+the cores to what is measured. Things that are compared run in turns (A B A B), and the figures are medians.
+It prints the table, and writes it to RESULTS.md with the pictures beside it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Row:
     against: str
     figures: str
     ratio: float | None = None
-    most: float | None = None  # the ratio to reach, at most
-    least: float | None = None  # or at least
+    most: float | None = None  # the ratio must be at most this
+    least: float | None = None  # or at least this
 
     @property
     def target(self) -> str:
@@ -76,7 +76,7 @@ class Bench:
     plane: ControlPlane
     hands: Hands
     rows: list[Row] = field(default_factory=list)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # for the pictures: by name, then by size
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # for the pictures, by name and size
     loaded: set[str] = field(default_factory=set)
 
     def add(self, *values: Any, **options: Any) -> None:
@@ -86,7 +86,7 @@ class Bench:
         print(f"  {row.what} | {row.against} | {row.figures} | {ratio}", flush=True)
 
     def quiet_namespace(self, size: int, foreign: int = 0) -> str:
-        """A namespace with that many Milvus of three Ready pods each, at rest; made once."""
+        """A namespace with that many Milvus resources of three Ready pods each, at rest; created only once."""
         name = f"quiet-{size}" + (f"-{foreign}" if foreign else "")
         if name not in self.loaded:
             self.loaded.add(name)
@@ -104,7 +104,7 @@ class Bench:
 
     @contextmanager
     def burst_namespace(self, size: int = 1000, **spec: Any) -> Iterator[tuple[str, list[mo.Obj]]]:
-        """A new namespace with that many Milvus and no pod, for the length of the `with`."""
+        """A new namespace with that many Milvus resources and no pods, for the duration of the `with`."""
         name = f"burst-{time.monotonic_ns()}"
         self.hands.namespace(name)
         try:
@@ -117,10 +117,10 @@ class Bench:
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
 
     def watch(self, namespace: str, total: int, *bare: Any) -> tuple[float, float]:
-        """Wait until that many pods are there, or left; returns pods per second from the first change, and when.
+        """Wait until that many pods exist, or are left; returns pods per second since the first change, and the time.
 
-        It polls, which costs the server something: what is compared is watched alike. `bare` are
-        the bare requests that make the change, if nothing else does, sent by a process of their own.
+        Polling costs the server something, so whatever is compared is watched in the same way. `bare` are
+        the bare requests that make the change, if nothing else does; a separate process sends them.
         """
         if bare:
             hands = (self.hands.server, self.hands.authority, self.hands.token)
@@ -161,7 +161,7 @@ class Program:
         return cls(bench, sys.executable, str(HERE / "floor.py"), *options)
 
     def look_at_memory(self) -> None:
-        """Poll the peak: the kernel's own figure of an ended process may be that of its parent."""
+        """Poll the peak, because the kernel's figure for a process that has ended may be that of its parent."""
         while self.process.returncode is None:
             try:
                 status = Path(f"/proc/{self.pid}/status").read_text()
@@ -172,12 +172,12 @@ class Program:
             time.sleep(0.01)
 
     def cpu(self) -> float:
-        """Seconds, user and system; of an ended process too, as long as nobody waited for it."""
+        """User and system seconds; also of a process that has ended, until somebody waits for it."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def end(self) -> tuple[float, float]:
-        """Wait for its end; returns CPU seconds and wall seconds."""
+        """Wait until it ends; returns CPU seconds and wall-clock seconds."""
         assert self.process.stdout
         self.log += self.process.stdout.read()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -199,7 +199,7 @@ class Program:
         raise RuntimeError(f"it never said {text!r}: {self.log[-600:]}")
 
     def drain(self) -> None:
-        """Go on reading what it says, so that it never waits for a reader."""
+        """Keep reading its output, so that it never blocks on a full pipe."""
         threading.Thread(target=lambda: [None for _ in self.process.stdout or ()], daemon=True).start()
 
 
@@ -218,8 +218,8 @@ IMPORTS = "import kubernetes, click, yaml"
 def quiet_passes(
     bench: Bench, namespaces: list[str], passes: int, interval: float, change: Callable[[], Any] = lambda: None
 ) -> tuple[float, float, float, str]:
-    """Of an operator at rest: CPU and wall seconds of a pass, peak memory, and what it asked for in a pass; with
-    `change` called before each pass."""
+    """Figures of an operator at rest: CPU and wall-clock seconds of a pass, peak memory, and the requests of a pass.
+    `change` is called before each pass."""
     port = free_ports(1)[0]
     operator = Program.operator(
         bench, *(f"-n{name}" for name in namespaces), "-v", f"--interval={interval:g}", f"--health-port={port}"
@@ -279,7 +279,7 @@ def quiet_pass(bench: Bench) -> None:
 
 
 def worst_pass(bench: Bench) -> None:
-    """Nothing to do, and yet each page of the pods has to be parsed: on each of them one pod has changed."""
+    """There is nothing to do, but every page of pods must be parsed, because one pod on it has changed."""
     namespace = bench.quiet_namespace(1000)
     ours, peaks, floors, bares = list[float](), list[float](), list[float](), list[float]()
     names = sorted(mo.name_of(pod) for pod in bench.hands.items(pods_path(namespace)))
@@ -319,7 +319,7 @@ def once(bench: Bench) -> None:
 
 
 def bring_up(bench: Bench) -> None:
-    """1,000 × 3 pods: bare POSTs, the operator once, the operator running, kopf; each in turn."""
+    """1,000 × 3 pods: bare POSTs, the operator with `--once`, the operator running, and kopf, in turns."""
     bare, ours, running, kopf, cpu, peaks, kopf_peaks = [], [], [], [], [], [], []
     for _ in range(ROUNDS):
         with bench.burst_namespace() as (namespace, milvuses):
@@ -370,11 +370,11 @@ def kopf_peer(bench: Bench, namespace: str) -> Program:
 
 
 def kopf_memory(bench: Bench) -> None:
-    """Kopf with 10,000 Milvus whose pods are there: it has taken all in when each has its annotation."""
+    """Kopf with 10,000 Milvus resources whose pods exist: it is done when each has its annotation."""
     namespace = bench.quiet_namespace(10000)
     peer = kopf_peer(bench, namespace)
     last = f"{milvuses_path(namespace)}/mv"
-    while True:  # each is annotated when its handler is through
+    while True:  # each is annotated when its handler has finished
         done = [bench.hands.send("GET", f"{last}{number:05}") for number in range(0, 10000, 500)]
         if all(
             "kopf.zalando.org/last-handled-configuration" in (one["metadata"].get("annotations") or {}) for one in done
@@ -388,14 +388,14 @@ def kopf_memory(bench: Bench) -> None:
 
 
 def server_cpu(bench: Bench) -> float:
-    """CPU seconds of the control plane's processes so far."""
+    """CPU seconds used by the control plane's processes so far."""
     children = Path(f"/proc/{bench.plane.supervisor.pid}/task/{bench.plane.supervisor.pid}/children").read_text()
     stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children.split()]
     return sum(int(one[11]) + int(one[12]) for one in stats) / TICKS
 
 
 def replica_sets(bench: Bench) -> None:
-    """ReplicaSets of the same pods under kube-controller-manager."""
+    """ReplicaSets with the same pods, served by kube-controller-manager."""
     name, hands = "replicasets", bench.hands
     hands.namespace(name)
     body = mo.new_pod(milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}, 0)
@@ -459,7 +459,7 @@ def scale_down(bench: Bench) -> None:
 
 
 def start(bench: Bench) -> None:
-    """From the start of the process to its first connection."""
+    """The time from the start of the process to its first connection."""
     ours, theirs = [], []
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = (
@@ -493,7 +493,7 @@ def foreign_pods(bench: Bench) -> None:
 
 
 def bad_milvus(bench: Bench) -> None:
-    """Bring-up of 1,000 × 3 with one Milvus more whose 100 creates are refused, or hang in a webhook."""
+    """Bring-up of 1,000 × 3 beside one more Milvus whose 100 creates are refused, or hang in a webhook."""
     with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
         hook = {
             "name": "hangs.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
@@ -503,7 +503,7 @@ def bad_milvus(bench: Bench) -> None:
         }  # fmt: skip
         hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
         bench.hands.send("POST", hooks, {"metadata": {"name": "bench"}, "webhooks": [hook]})
-        time.sleep(2)  # the API server takes it in
+        time.sleep(2)  # until the API server uses it
         unsound = {"spec": {"containers": [{"name": mo.CONTAINER, "imagePullPolicy": "Sometimes"}]}}
         bad = {"": None, "refused": milvus("refused", 100, pod=unsound), "hangs": milvus("hangs", 100)}
         seconds: dict[str, list[float]] = {kind: [] for kind in bad}
@@ -525,7 +525,7 @@ def bad_milvus(bench: Bench) -> None:
 
 
 def one_change(bench: Bench) -> None:
-    """From a change of one Milvus to its new pod: among 1,000 quiet ones, and during a burst of 3,000 creates."""
+    """The time from a change of one Milvus to its new pod: among 1,000 at rest, and during a burst of 3,000 creates."""
     interval, namespace = 2.0, bench.quiet_namespace(1000)
     _, wall, _, _ = quiet_passes(bench, [namespace], 4, 1)
     operator = Program.operator(bench, "-n", namespace, f"--interval={interval:g}", "-v")
@@ -557,7 +557,7 @@ def one_change(bench: Bench) -> None:
 
 
 def change_to_pod(bench: Bench, namespace: str, number: int) -> float:
-    """Seconds from asking one Milvus for a fourth pod until it is there."""
+    """Seconds from scaling one Milvus to a fourth pod until that pod exists."""
     name = f"mv{number:05}"
     started = time.perf_counter()
     bench.hands.send("PATCH", f"{milvuses_path(namespace)}/{name}", {"spec": {"replicas": 4}}, MERGE)
@@ -567,7 +567,7 @@ def change_to_pod(bench: Bench, namespace: str, number: int) -> float:
 
 
 def two_copies(bench: Bench) -> None:
-    """10,000 × 3 in two namespaces: one copy that serves both, and two copies with one each."""
+    """10,000 × 3 in two namespaces: one copy that serves both, and two copies that serve one each."""
     names = ["half-a", "half-b"]
     for name in names:
         bench.hands.namespace(name)
@@ -598,7 +598,7 @@ def two_copies(bench: Bench) -> None:
 
 
 def quiet_passes_at_once(bench: Bench, namespaces: list[str]) -> list[tuple[float, float, float]]:
-    """CPU and wall seconds of a quiet pass and peak memory of copies that run at once, one for each namespace."""
+    """CPU and wall-clock seconds of a quiet pass and peak memory, of copies that run at once, one per namespace."""
     answers: list[tuple[float, float, float]] = []
 
     def measure(namespace: str) -> None:
@@ -678,7 +678,7 @@ def main(chosen: list[str]) -> int:
         return 2
     rows = [row for row in ROWS if not chosen or any(row.__name__.startswith(name) for name in chosen)]
     if not rows:
-        print(f"name rows of the table: {', '.join(row.__name__ for row in ROWS)}; or none for all")
+        print(f"choose from these rows: {', '.join(row.__name__ for row in ROWS)}; or name none to run all")
         return 2
     started = time.monotonic()
     try:
@@ -691,7 +691,7 @@ def main(chosen: list[str]) -> int:
                 print(f"{row.__name__} …", flush=True)
                 row(bench)
                 text = report(bench, time.monotonic() - started)
-                if not chosen:  # after each row: a run that is stopped leaves what it measured
+                if not chosen:  # after each row, so that a run that is stopped keeps its results
                     (HERE / "RESULTS.md").write_text(text)
                     pictures(bench)
             print(f"\n{text}")

@@ -1,4 +1,4 @@
-"""The benchmark's own hands on the cluster: plain urllib3, many writes at once, nothing of the operator's loop."""
+"""The benchmark's own client of the cluster: plain urllib3, many writes at once, without the operator's loop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SETTINGS = "proxy:\n  maxNameLength: 255\ncommon:\n  storageType: local\nlog: {l
 
 
 def milvus(name: str, replicas: int = 3, **spec: Any) -> Obj:
-    """A Milvus as people write them."""
+    """A Milvus such as people write."""
     wanted = {"image": IMAGE, "replicas": replicas, "milvusSpec": SETTINGS} | spec
     return {"apiVersion": mo.API_VERSION, "kind": mo.KIND, "metadata": {"name": name}, "spec": wanted}
 
 
 class Hands:
-    """Requests as an administrator, on THREADS connections that stay open."""
+    """Requests as an administrator, over THREADS persistent connections."""
 
     def __init__(self, server: str, authority: str, token: str) -> None:
         self.server, self.authority, self.token = server, authority, token
@@ -59,7 +59,7 @@ class Hands:
         return [item for page in self.pages(path) for item in page["items"]]
 
     def namespace(self, name: str) -> None:
-        """A new namespace, with the service account that kube-controller-manager would make."""
+        """A new namespace, with the service account that kube-controller-manager would create."""
         self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self.send("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
 
@@ -77,12 +77,12 @@ class Hands:
         self.each(lambda name: self.send("DELETE", f"{pods_path(namespace)}/{name}"), names)
 
     def annotate_pods(self, namespace: str, names: Iterable[str]) -> None:
-        """Change these pods in a way that the operator has nothing to do about."""
+        """Change these pods in a way that gives the operator nothing to do."""
         body = {"metadata": {"annotations": {"bench": str(time.monotonic_ns())}}}
         self.each(lambda name: self.send("PATCH", f"{pods_path(namespace)}/{name}", body, MERGE), names)
 
     def make_ready(self, namespace: str) -> None:
-        """What kubelets do: each pod's status, as kwok writes it."""
+        """Act as the kubelets: write the status of each pod as kwok does."""
         now = mo.timestamp()
         conditions = [{"type": kind, "status": "True", "lastTransitionTime": now}
                       for kind in ("PodScheduled", "Initialized", "Ready", "ContainersReady")]  # fmt: skip
@@ -98,7 +98,7 @@ class Hands:
         self.each(write, self.items(pods_path(namespace)))
 
     def clear(self, namespace: str) -> None:
-        """Delete the pods and the Milvus resources of a namespace at once."""
+        """Delete all pods and Milvus resources of a namespace, without a grace period."""
         for path in (milvuses_path(namespace), pods_path(namespace)):
             self.send("DELETE", path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
 

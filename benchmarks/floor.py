@@ -1,8 +1,8 @@
-"""The floor that a pass is measured against: the two lists in pages of 500, read and parsed, and nothing else.
+"""The floor that a pass is measured against: read and parse the two lists in pages of 500, and nothing else.
 
     python floor.py SERVER AUTHORITY TOKEN NAMESPACE PASSES [nogc]
 
-Prints the CPU seconds of each pass; with `nogc` without Python's cyclic garbage collector.
+Prints the CPU seconds of each pass; `nogc` turns off Python's cyclic garbage collector.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The peer: what the operator does at a bring-up, as a kopf handler with the client that kopf's documentation uses."""
+"""The peer: the operator's bring-up as a kopf handler, with the client that kopf's documentation uses."""
 
 from contextlib import suppress
 from typing import Any
@@ -27,5 +27,5 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 def create_pods(body: kopf.Body, namespace: str, **_: Any) -> None:
     milvus = dict(body)
     for ordinal in range(milvus["spec"]["replicas"]):
-        with suppress(ApiException):  # it is there already
+        with suppress(ApiException):  # it exists already
             api.create_namespaced_pod(namespace, mo.new_pod(milvus, ordinal))

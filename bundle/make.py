@@ -24,7 +24,7 @@ Files = dict[str, bytes]  # by path
 
 IMAGE = f"{MANAGER}:{__version__}"  # as deploy.yaml has it
 BUNDLE = "operators.operatorframework.io.bundle."
-ANNOTATIONS = {  # of the bundle; its image has them as labels
+ANNOTATIONS = {  # of the bundle, which its image has as labels
     f"{BUNDLE}mediatype.v1": "registry+v1",
     f"{BUNDLE}manifests.v1": "manifests/",
     f"{BUNDLE}metadata.v1": "metadata/",
@@ -35,7 +35,7 @@ ANNOTATIONS = {  # of the bundle; its image has them as labels
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes text of several lines as such."""
+    """Writes text of several lines as a block."""
 
 
 Dumper.add_representer(
@@ -70,7 +70,7 @@ def bundle(image: str) -> Files:
 
 
 def service_version(image: str) -> Obj:
-    """The ClusterServiceVersion: csv.yaml, and what the other files say already.
+    """The ClusterServiceVersion: csv.yaml, completed from the other files.
 
     OLM itself makes the service account and its bindings: Roles in the namespaces that are served, or a ClusterRole.
     """
@@ -112,7 +112,7 @@ def service_version(image: str) -> Obj:
 
 
 def release(image: str) -> Files:
-    """The files of a release: one manifest with all that an installation needs, and the bundle, packed."""
+    """The files of a release: one manifest with everything that an installation needs, and the bundle, packed."""
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():

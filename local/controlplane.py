@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on 127.0.0.1, for the tests and the demo.
 
-    python -m local.controlplane            # start one, say how to use it, until Ctrl-C
-    python -m local.controlplane build      # only build its commands, into the cache
+    python -m local.controlplane            # start one, print how to use it, and stop it on Ctrl-C
+    python -m local.controlplane build      # only build its binaries, into the cache
 
 etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
 and their kubelets are simulated by kwok. All are built once, into a cache folder, from the Go
@@ -60,7 +60,7 @@ COMMANDS = {
 
 
 class Unavailable(Exception):
-    """The control plane cannot be started; the text says why, in one line."""
+    """The control plane cannot be started; the message says why, in one line."""
 
 
 # --------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Supervisor:
         self.tokens = {user: secrets.token_hex(16) for user in USERS}
 
     def start(self, nodes: bool) -> None:
-        """Start all; without nodes only etcd and kube-apiserver."""
+        """Start all processes; without nodes, only etcd and kube-apiserver."""
         tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
         (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
         new_key(self.folder / "sa.key")  # signs the tokens of service accounts
@@ -263,7 +263,7 @@ class Supervisor:
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
             "--service-cluster-ip-range=10.0.0.0/24", "--profiling=false", "--allow-privileged=true",
-            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift: it asks for one right more
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift; it requires one more right
             "--disable-admission-plugins=TaintNodesByCondition",  # no controller here would remove the taint
             *self.flags,
             # The tests are the only client: fair queuing would only slow them down.
@@ -292,7 +292,7 @@ class Supervisor:
         (self.folder / f"{command}.pid").write_text(str(self.processes[command].pid))
 
     def keep_up(self) -> NoReturn:
-        """Start etcd and kube-apiserver again when they end, on the same data, as a kubelet would."""
+        """Restart etcd and kube-apiserver with the same data whenever they end, as a kubelet would."""
         while True:
             time.sleep(0.2)
             if self.processes["etcd"].poll() is not None:
@@ -334,7 +334,7 @@ users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
         self.kubeconfig(user).write_text(text)
 
     def wait_for(self, command: str, ready: object) -> None:
-        """Wait until ready() is true; raises Unavailable when the process ends or a minute is over."""
+        """Wait until ready() is true. Raises Unavailable if a process ends, or after a minute."""
         assert callable(ready)
         end = time.monotonic() + 60
         while time.monotonic() < end:
@@ -373,7 +373,7 @@ def supervise(nodes: bool, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="milvus-operator-", ignore_cleanup_errors=True) as folder:
         supervisor = None
         try:
-            # They end with the process that asked for them, even in the middle of the start.
+            # Everything ends with the process that asked for it, even during the start.
             threading.Thread(target=end_with_asker, daemon=True).start()
             supervisor = Supervisor(Path(folder), flags)
             supervisor.start(nodes)
@@ -427,7 +427,7 @@ class ControlPlane:
         return self.folder / f"{user}.kubeconfig"
 
     def kill(self, command: str) -> None:
-        """End etcd or kube-apiserver as a crash would, and wait until the supervisor has started it again."""
+        """Kill etcd or kube-apiserver, as in a crash, and wait until the supervisor has restarted it."""
         file = self.folder / f"{command}.pid"
         before = file.read_text()
         os.kill(int(before), signal.SIGKILL)

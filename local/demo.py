@@ -1,7 +1,7 @@
 """The life of a Milvus, on a real control plane on this machine: `make demo`.
 
-Each step says what it does, does it, waits until it has happened, and shows the output of kubectl;
-on a terminal the table is live while it waits. The exit code is 1 if a step fails.
+Each step says what it does, does it, waits for the result, and shows the output of kubectl; on a
+terminal, the table is updated while it waits. The exit code is 1 if a step fails.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Missed(Exception):
 
 
 class Screen:
-    """Lines stay; on a terminal, a live table is redrawn below them. Two threads write: the tour and the operator's log."""
+    """Prints lines and, on a terminal, redraws a live table below them. Two threads write: the tour and the log."""
 
     def __init__(self) -> None:
         self.lock, self.table = threading.Lock(), list[str]()
@@ -61,7 +61,7 @@ class Screen:
             self.draw()
 
     def watch(self, table: str) -> None:
-        """Show this live table from now on, as much of it as fits; an empty one removes it."""
+        """From now on, show this live table, or as much of it as fits; an empty one removes it."""
         size = shutil.get_terminal_size()
         with self.lock:
             self.erase()
@@ -70,7 +70,7 @@ class Screen:
 
     def erase(self) -> None:
         if self.table:
-            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # up to its first line, and clear all below
+            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # move up to its first line, and clear everything below
 
     def draw(self) -> None:
         print("".join(f"{colour(line)}\n" for line in self.table), end="", flush=True)
@@ -208,7 +208,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # a shell's background job starts with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
     try:
-        commands()  # builds them, the first time
+        commands()  # builds them the first time
         started = time.monotonic()
         with ControlPlane() as plane:
             show(f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)")

@@ -1,4 +1,4 @@
-"""Certificates of servers: as clusters have them today, and as older clusters have them."""
+"""Server certificates, like those of current and of older clusters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def certificate(
     critical: bool = True,
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
-    """A new certificate and its key, signed by an authority, or by itself as one; written to crt and key."""
+    """A new certificate and its key, signed by an authority, or self-signed as one; written to crt and key."""
     folder.mkdir(exist_ok=True)
     now, key = datetime.now(UTC), new_key(folder / "key")
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")])

@@ -1,5 +1,5 @@
-"""What breaks in a cluster, by seed: faults on the wire, kills, and users who change their minds; and a recorder that
-follows the API server all the while."""
+"""What goes wrong in a cluster, drawn from seeds: faults on the wire, kills, and users who change their minds. Meanwhile,
+a recorder follows the API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUSES = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Confli
 
 
 def status(code: int) -> Callable[[Handler], None]:
-    """An error of the API server, in its own form."""
+    """A fault that answers with an error in the API server's own format."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": STATUSES[code],
             "message": f"injected {STATUSES[code]}"}  # fmt: skip
     headers = {"Retry-After": "1"} if code == 429 else {}
@@ -37,7 +37,7 @@ def status(code: int) -> Callable[[Handler], None]:
 
 
 def cut(handler: Handler) -> None:
-    """A reset in the middle of the body."""
+    """Reset the connection in the middle of the body."""
     answer = handler.forward().data
     handler.answer(200, answer[: len(answer) // 2], length=len(answer))
     handler.reset()
@@ -54,7 +54,7 @@ def hang(handler: Handler) -> None:
 
 
 def lost(handler: Handler) -> None:
-    """The request succeeds, and its answer is lost."""
+    """Let the request succeed, and lose its answer."""
     handler.forward()
     handler.reset()
 
@@ -63,10 +63,10 @@ FAULTS: dict[str, Callable[[Handler], None]] = {
     "reset": lambda handler: handler.reset(),
     "reset in the body": cut,
     "truncated JSON": truncated,
-    "no JSON": lambda handler: handler.answer(200, b'{"items": [}'),
+    "not JSON": lambda handler: handler.answer(200, b'{"items": [}'),
     "HTML with 200": lambda handler: handler.answer(200, HTML, "text/html"),
     "HTML with 502": lambda handler: handler.answer(502, HTML, "text/html"),
-    "no list": lambda handler: handler.answer(200, b"{}"),
+    "not a list": lambda handler: handler.answer(200, b"{}"),
     "answer lost": lost,
     "hang": hang,
     "a byte at a time": lambda handler: handler.drip(3),
@@ -76,7 +76,7 @@ SLOW = {"hang", "a byte at a time"}
 
 
 class Faults:
-    """Spoils a share of the reads and one of the writes on wires; set as their `fault`."""
+    """The `fault` of one or more wires: breaks a share of the reads and a share of the writes."""
 
     def __init__(self, seed: int, reads: float, writes: float) -> None:
         self.random, self.reads, self.writes, self.lock = random.Random(seed), reads, writes, threading.Lock()
@@ -87,12 +87,12 @@ class Faults:
         with self.lock:
             if self.random.random() >= (self.reads if reads else self.writes):
                 return False
-            unfit = {"410": "continue=" not in path, "no list": verb != "GET" or "limit=" not in path}
+            unfit = {"410": "continue=" not in path, "not a list": verb != "GET" or "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
             kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1
             self.done_to_writes[kind] += not reads
-        with contextlib.suppress(OSError):  # who asked has gone already
+        with contextlib.suppress(OSError):  # the client has already gone
             FAULTS[kind](handler)
         return True
 
@@ -106,13 +106,13 @@ class Faults:
 
 
 class Kills:
-    """Each comes at a write on a wire, whose `fault` it is: a copy of the operator is killed before its write is forwarded
-    ("before") or when its answer is there, but not read ("after"); etcd or kube-apiserver while the write is under way."""
+    """The `fault` of several wires: kills something during a write. A copy of the operator is killed before its write
+    is forwarded ("before") or before it can read the answer ("after"), etcd or kube-apiserver during the write."""
 
     def __init__(self, plane: ControlPlane, seed: int, *todo: str) -> None:
         self.plane, self.random, self.todo = plane, random.Random(seed), list(todo)
         self.random.shuffle(self.todo)
-        self.processes: dict[Wire, Command] = {}  # those that live
+        self.processes: dict[Wire, Command] = {}  # those that are running
         self.lock, self.server = threading.Lock(), threading.Thread()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
@@ -141,7 +141,7 @@ class Kills:
 
 
 class Users:
-    """They create, scale, roll and delete Milvus resources, and now and then delete a pod, by seed."""
+    """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random."""
 
     def __init__(self, kube: Kube, seed: int) -> None:
         self.kube, self.random, self.changes = kube, random.Random(seed), 0
@@ -149,10 +149,10 @@ class Users:
         self.deleted: set[str] = set()  # the UIDs of pods that they deleted
         self.storage = {"size": "1Gi", "storageClassName": kube.ns}
         kube.kubectl("create", "-f", "-", stdin="\n".join(map(self.volume, range(8))))
-        kube.create("still", replicas=2)  # from now on nobody touches these two
+        kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
         rest(new_operator(kube), kube, "still-0", "still-1", "stored-0", "stored-1")
-        for name in self.names[:3]:  # some ordinals are taken, by pods of other people
+        for name in self.names[:3]:  # other people's pods have the names of some ordinals
             kube.create_pod(f"{name}-2")
         kube.create_pod("decoy", labels=judge.labels_for("m0-7"))
 
@@ -163,7 +163,7 @@ class Users:
                            "spec": spec | {"hostPath": {"path": "/tmp"}}})  # fmt: skip
 
     def change(self) -> None:
-        """One change; what the API server does not take is left."""
+        """Make one change; if the API server refuses it, so be it."""
         with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError, OSError):
             name = self.random.choice(self.names)
             milvus = self.present().get(name)
@@ -176,20 +176,20 @@ class Users:
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
         kube, dice = self.kube, self.random
-        wishes: dict[str, Obj] = {
+        updates: dict[str, Obj] = {
             "replicas": {"replicas": dice.randint(0, 4)},
             "image": {"image": self.image()},
             "settings": {"milvusSpec": f"log: {{level: '{dice.randint(0, 9)}'}}"},
             "mark": {"pod": {"metadata": {"annotations": {"mark": str(dice.randint(0, 9))}}}},
         }
-        action = dice.choice([*wishes, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"])
-        if action in wishes:
-            kube.change(name, **wishes[action])
-        elif action == "waver":  # no sooner wished than taken back
-            wish = dice.choice([{"replicas": 0}, wishes["image"]])
-            kube.change(name, **wish)
+        action = dice.choice([*updates, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"])
+        if action in updates:
+            kube.change(name, **updates[action])
+        elif action == "waver":  # a change that is reverted at once
+            update = dice.choice([{"replicas": 0}, updates["image"]])
+            kube.change(name, **update)
             time.sleep(dice.uniform(0, 0.3))
-            kube.change(name, **{key: milvus["spec"][key] for key in wish})
+            kube.change(name, **{key: milvus["spec"][key] for key in update})
         elif action in ("delete", "orphan"):
             kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
         else:
@@ -210,7 +210,7 @@ class Users:
         try:
             self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=conditions)
         except ApiException as error:
-            if error.status in (404, 409):  # it was gone, or is another one
+            if error.status in (404, 409):  # it was gone, or had been replaced
                 self.deleted.discard(judge.uid_of(pod))
             raise
 
@@ -222,7 +222,7 @@ class Users:
         return {judge.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> bool:
-        """They want each of them with three or four good pods now; so what was refused is tried again at once."""
+        """Ask for three or four good pods of each Milvus; because its spec changes, nothing waits for a back-off."""
         for name in self.names:
             if name not in self.present():
                 self.kube.create(name, image="milvus:1")
@@ -230,7 +230,7 @@ class Users:
         return True
 
     def are_served(self) -> bool:
-        """Raises AssertionError with what is not yet as it was asked for."""
+        """Whether every Milvus has what its spec asks for; if not, raises an AssertionError that says what is wrong."""
         wrong = self.wrong()
         assert not wrong, wrong
         return True
@@ -248,7 +248,7 @@ class Users:
         }
 
     def wrong(self) -> dict[str, str]:
-        """By the name of a Milvus, what is not yet as it was asked for."""
+        """By the name of a Milvus, what does not match its spec yet."""
         wrong = {}
         for name, (milvus, wanted, mine) in self.pods().items():
             status = milvus.get("status") or {}
@@ -272,7 +272,7 @@ class Users:
 
 
 class Recorder:
-    """Follows all pods and Milvus resources of a namespace, each change in the order of etcd's revisions."""
+    """Watches all pods and Milvus resources of a namespace, and records each change with its revision."""
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.running = kube, True
@@ -304,7 +304,7 @@ class Recorder:
                     self.add(event["type"], event["object"])
             except (urllib3.exceptions.HTTPError, OSError):
                 time.sleep(0.1)  # the API server is down: go on from the last revision
-            except Exception as error:  # a recorder that has stopped would accuse nobody
+            except Exception as error:  # otherwise a recorder that has stopped would hide all harm
                 self.errors.append(f"{type(error).__name__}: {error}")
                 return
 
@@ -322,11 +322,11 @@ class Recorder:
                 yield from lines
 
     def add(self, kind: str, obj: Obj) -> None:
-        obj["metadata"].pop("managedFields", None)  # half of it
+        obj["metadata"].pop("managedFields", None)  # half of the object
         self.history.append((int(obj["metadata"]["resourceVersion"]), kind, obj))
 
     def judge(self, by_users: set[str]) -> Counter[str]:
-        """Replay it all and fail on the first harm; returns what happened how often."""
+        """Replay the history and fail at the first harm; returns how often each thing happened."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
         eventually(lambda: self.errors or sum(judge.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2)

@@ -1,4 +1,4 @@
-"""The fixtures: a control plane for all tests, and for each test a namespace, an operator and a wire of its own."""
+"""The fixtures: one control plane for all tests, and a namespace, an operator and a wire for each test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wire import Wire
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a cluster; begin with the long ones, which have a time limit of their own."""
+    """Mark the tests that need a cluster; run the long ones, which have their own time limit, first."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
@@ -32,7 +32,7 @@ def whole_log(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """A control plane with our CRD. Without one nothing can be tested, and nothing is skipped."""
+    """A control plane with our CRD. If it cannot start, the run fails: no test is skipped."""
     try:
         with ControlPlane() as plane:
             kube = Kube(plane, "default")
@@ -44,7 +44,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def kube(plane: ControlPlane) -> Iterator[Kube]:
-    """A namespace of its own for each test."""
+    """A separate namespace for each test."""
     with new_namespace(plane) as kube:
         yield kube
 
@@ -56,7 +56,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def operator(kube: Kube, clock: Clock) -> mo.Operator:
-    """An operator of the test's namespace, to make single passes with."""
+    """An operator for the namespace of the test, to make single passes with."""
     return new_operator(kube, clock=clock)
 
 
@@ -69,14 +69,14 @@ def wire(plane: ControlPlane) -> Iterator[Wire]:
 
 @pytest.fixture
 def other_crd(kube: Kube) -> Any:
-    """Replaces the CRD for one test; takes the new one and waits until it is in force."""
+    """Replaces the CRD for one test: call it with the new one; it waits until that is in use."""
     ours = yaml.safe_load((TOP / "crd.yaml").read_text())
 
     def replace(crd: Obj) -> None:
         kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
         has_status = "subresources" in crd["spec"]["versions"][0]
         eventually(lambda: ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1")) == has_status)
-        time.sleep(1)  # the handler follows discovery
+        time.sleep(1)  # the handler changes after discovery
 
     yield replace
     replace(ours)
@@ -84,7 +84,7 @@ def other_crd(kube: Kube) -> Any:
 
 @pytest.fixture
 def command(kube: Kube) -> Iterator[Callable[..., Command]]:
-    """Starts the command for the test's namespace; ends it after the test."""
+    """Starts the command for the namespace of the test, and kills it after the test."""
     started = []
 
     def start(*arguments: str, kubeconfig: str | None = "", env: dict[str, str] | None = None) -> Command:

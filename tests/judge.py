@@ -1,42 +1,43 @@
-"""The judge of the fault tests. It reads raw JSON, uses nothing of the operator's code, and knows no time windows.
+"""The judge of the fault tests. It reads raw JSON, uses none of the operator's code, and depends on no timing.
 
-It judges twice, and each of the two is enough to convict.
+It judges in two ways, and either of them is enough to convict.
 
-**Each write by what its own copy had read** (`Judge` and `Copy`). Every copy of the operator talks through a wire of
-its own, which tells the judge each request when it arrives and each answer when it is handed over whole. What a copy
-knows in one pass is a `Pass`: the pods and then the Milvus resources that it listed, and its own answers since. All
-parts of a judgement are made upon one Pass, so upon one version of the Milvus. Which one:
+**Each write, by what its own copy of the operator had read** (`Judge` and `Copy`). Every copy has its own wire, which
+tells the judge about each request when it arrives, and about each answer when it is delivered in full. What a copy
+knows in one pass is a `Pass`: the pods and then the Milvus resources that it listed, and the answers that it has had
+since. Each write is judged by a single Pass, and so by a single version of the Milvus:
 
-- What a write carries says what it rests on: the Pass that holds the version of the pod that a patch, or a delete of a
-  pod that is not Ready, names; the Pass that holds the version of the Milvus that a status names.
-- A write that continues another rests on the Pass of that one: a pod that follows its claim, the delete of a Ready
-  pod that follows its announcement. So work that outlives its pass is judged by the lists that it began with.
-- Any other write rests on the last Pass, whose lists were complete before it arrived: when a pass is cut short, an
-  operator begins nothing more, and waits for a moment before it lists anew.
+- If the write names a version, by the Pass that contains this version: of the pod, for a patch and for a delete of a
+  pod that is not Ready; of the Milvus, for a status.
+- If the write continues another one, by the Pass of that one: a pod follows its claim, and the delete of a Ready pod
+  follows its announcement. So work that outlives its pass is judged by the lists that it began with.
+- Otherwise, by the last Pass whose lists were complete when the write arrived: when a pass is cut short, the operator
+  begins no new write, and waits for a moment before it lists again.
 
-By that Pass, whose Milvus must not be ending, a write is right when it is one of these:
+The Milvus in that Pass must not be ending, and the write must be one of these:
 
-- a pod: its ordinal is wanted, it shows the template, labels and owner of the Milvus, no pod of its name is known,
-  and its claim, if it has one, was answered for;
-- a delete: it names the UID, and that very pod is owned by the Milvus and is surplus (its ordinal is not wanted), or
-  finished (Failed or Succeeded), or shows another template than the Milvus asks for. If it is not Ready, the delete
-  names the version, because the pod may be Ready by now. If it is Ready, it was announced before, in the status and
-  upon the present version of the Milvus, and of no two announcements does the first count. If it is Ready, wanted and
-  not finished, all other wanted ordinals are there and Ready, except those whose names a stranger was seen to hold;
-- a patch of a pod: nothing but an owner for an orphan that carries our labels, after one more look at the Milvus, or
-  the labels that a wanted pod of ours has lost;
-- a claim: for a wanted ordinal of a Milvus with storage, whose pod is not there or waits for it;
-- a status: it counts and names the pods as they are known;
-- an event.
+- creating a pod: its ordinal is wanted, it has the template, labels and owner that the Milvus calls for, no pod of its
+  name is known, and its claim, if it has one, is known to exist;
+- deleting a pod: the delete carries the UID of a pod that the Milvus owns and that is surplus (its ordinal is not
+  wanted), finished (Failed or Succeeded), or made from another template than that of the Milvus. If the pod is not
+  Ready, the delete carries its version, because it may be Ready by now. If the pod is Ready, it was announced in the
+  status, in a patch of the current version of the Milvus, and only the latest announcement counts. If the pod is
+  Ready, wanted and not finished, all other wanted ordinals exist and are Ready, except those whose names a stranger was
+  seen to hold;
+- patching a pod: only to give an owner to an orphan that carries our labels, after the Milvus was read once more, or
+  to restore the labels that a wanted pod of ours has lost;
+- creating a claim: for a wanted ordinal of a Milvus with storage, whose pod does not exist or waits for the claim;
+- writing a status: it counts and names the pods that the copy knows;
+- creating an event.
 
-Nothing at all is written about the Milvus resources of QUIET, which nobody touches.
+Nothing at all may be written about the Milvus resources in QUIET, which no user touches.
 
-**All copies together, in the order of the API server's revisions** (`History`), whoever has which excuse: an operator
-never takes down a second Ready pod of a Milvus. A pod is *taken* by a delete of an operator, when it was Ready and, at
-the revision of that delete, wanted; it stays so until its ordinal is Ready again or is not wanted. While one is taken,
-no other is. So a lasting scale-down may delete any number of pods, but after a scale-down that was taken back only the
-one delete that was on its way may still hit. And no wanted Ready pod is so much as announced while another wanted
-ordinal, whose Ready pod an operator has deleted for whatever reason, is not Ready again.
+**All copies together, in the order of the API server's revisions** (`History`), whatever each of them knew: they never
+take down a second Ready pod of a Milvus. A pod is *taken* if an operator deletes it while it is Ready and, at the
+revision of that delete, wanted. It stays taken until its ordinal is Ready again or no longer wanted, and until then no
+other pod may be taken. So a lasting scale-down may delete any number of pods, but after a scale-down that was reverted,
+only the one delete that was already in progress may still happen. And no wanted Ready pod may even be announced while
+another wanted ordinal, whose Ready pod an operator has deleted for whatever reason, is not Ready again.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 Obj = dict[str, Any]
-QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")  # the names of the Milvus that nobody touches, and of theirs
-STRANGER = "stranger:1"  # the image of pods of other people
+QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")  # Milvus resources that no user touches, their pods and claims
+STRANGER = "stranger:1"  # the image of other people's pods
 FINGERPRINT = "zilliz.com/template-hash"
-HEARD = 10  # passes that are kept of each copy, for what is still under way
+HEARD = 10  # how many passes of each copy are kept, because writes may outlive their pass
 
 
 # --------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def labels_of(obj: Obj) -> Obj:
 
 
 def owner_of(pod: Obj) -> Obj:
-    """Its controller reference, or an empty one."""
+    """Its controller reference, or an empty mapping."""
     return next((owner for owner in pod["metadata"].get("ownerReferences") or [] if owner.get("controller")), {})
 
 
@@ -106,7 +107,7 @@ def wanted(milvus: Obj) -> list[str]:
 
 
 def asked_for(milvus: Obj) -> Obj:
-    """The template, in the few words of which the users here make one."""
+    """The template that a Milvus calls for: only the fields that the users in the tests change."""
     spec = milvus["spec"]
     settings, pod = yaml.safe_load(spec.get("milvusSpec") or "{}"), spec.get("pod") or {}
     return {"image": spec["image"], "level": settings.get("log", {}).get("level"),
@@ -114,14 +115,14 @@ def asked_for(milvus: Obj) -> Obj:
 
 
 def shown_by(pod: Obj) -> Obj:
-    """The same of the template from which a pod was made."""
+    """The same fields of the template that a pod was made from."""
     container = next(one for one in pod["spec"]["containers"] if one["name"] == "milvus")
     level = next((one["value"] for one in container["env"] if one["name"] == "log.level"), None)
     return {"image": container["image"], "level": level, "mark": pod["metadata"]["annotations"].get("mark")}
 
 
 def selector_for(name: str) -> Obj:
-    """The labels of a pod of ours, by its name, that all pods of its Milvus carry."""
+    """The labels that all pods of a Milvus share, from the name of one of them."""
     return {"app.kubernetes.io/name": "milvus", "app.kubernetes.io/instance": name.rpartition("-")[0],
             "app.kubernetes.io/managed-by": "milvus-operator"}  # fmt: skip
 
@@ -136,12 +137,12 @@ def reference_to(milvus: Obj) -> Obj:
 
 
 # --------------------------------------------------------------------------------------
-# Each write by what its own copy had read
+# Each write, by what its own copy had read
 # --------------------------------------------------------------------------------------
 
 
 class Judge:
-    """What all copies have in common: the harm that was found, and what was judged how often."""
+    """What all copies share: the harm that was found, and how often each kind of write was judged."""
 
     def __init__(self) -> None:
         self.harm: list[str] = []
@@ -156,12 +157,12 @@ class Judge:
                 yield
             except AssertionError as error:
                 self.harm.append(f"{asked}: {error}")
-            except Exception as error:  # a judge that stumbles would accuse nobody
+            except Exception as error:  # otherwise a bug in the judge would hide all harm
                 self.harm.append(f"{asked}: the judge failed: {error!r}")
 
 
 class Asked:
-    """A request: its verb and resource, the name that it is about, and the Pass that it rests on."""
+    """A request: its verb and resource, the name of its object, and the Pass that it is judged by."""
 
     def __init__(self, verb: str, target: str, body: bytes) -> None:
         url = urlsplit(target)
@@ -173,24 +174,22 @@ class Asked:
         self.name = self.given or str(self.body.get("metadata", {}).get("name") or "")
         self.writes = verb != "GET" and "dryRun" not in self.query
         self.rests_on = Pass([], [])
-        self.over = False  # whether it has been dealt with, answered or not
+        self.over = False  # whether it has been handled, with or without an answer
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.name}"
 
 
 class Pass:
-    """What a copy knows in one pass: what it listed, and its own answers since."""
+    """What a copy knows in one pass: what it listed, and the answers that it has had since."""
 
     def __init__(self, pods: list[Obj], milvuses: list[Obj]) -> None:
         self.pods: dict[str, Obj] = {}  # by name
-        self.ready: set[str] = set()  # the UIDs of those that were Ready in one of the versions that it read
+        self.ready: set[str] = set()  # the UIDs of pods that were Ready in any version that was read
         self.milvuses = {name_of(milvus): milvus for milvus in milvuses}
         self.versions = {(name_of(milvus), version_of(milvus)) for milvus in milvuses}
-        self.claiming: dict[
-            str, Asked
-        ] = {}  # by the name of a pod that is to follow, what was asked for its claim last
-        self.claimed: set[str] = set()  # the pods whose claims are there
+        self.claiming: dict[str, Asked] = {}  # by the name of a pod yet to be created, the last request about its claim
+        self.claimed: set[str] = set()  # the names of pods whose claims exist
         for pod in pods:
             self.learn(pod)
 
@@ -200,12 +199,12 @@ class Pass:
             self.ready.add(uid_of(pod))
 
     def knows(self, name: str, uid: str, version: str | None) -> bool:
-        """Whether it has this pod, in this version, if one is given."""
+        """Whether it contains this pod, in this version if one is given."""
         pod = self.pods.get(name)
         return pod is not None and uid_of(pod) == uid and version in (None, version_of(pod))
 
     def milvus_for(self, name: str) -> Obj:
-        """The Milvus that a pod has its name from."""
+        """The Milvus whose name the name of the pod begins with."""
         milvus = self.milvuses.get(name.rpartition("-")[0])
         assert milvus, "its Milvus is not listed"
         assert not is_ending(milvus), "its Milvus is ending"
@@ -224,16 +223,16 @@ class Pass:
 
 
 class Copy:
-    """One copy of the operator: what it has read, and whether each write of it is right by that."""
+    """One copy of the operator: what it has read, and whether that justifies each of its writes."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge, self.passes = judge, list[Pass]()
-        self.pages: dict[str, list[Obj]] = {}  # of the lists that are being read
-        self.looks: dict[str, list[Obj]] = defaultdict(list)  # at a Milvus, before an adoption
+        self.pages: dict[str, list[Obj]] = {}  # the pages so far of the lists that are being read
+        self.looks: dict[str, list[Obj]] = defaultdict(list)  # a Milvus, read before an adoption
         self.held: set[str] = set()  # the names that strangers were seen to hold
-        self.creating: dict[str, Pass] = {}  # by the name of a pod, the Pass in which it or its claim was made last
-        self.under_way: list[tuple[Pass, str]] = []  # with which claims, when the last lists began
-        self.announced: dict[str, tuple[str, Pass]] = {}  # the UID of a Ready pod, by that of its Milvus
+        self.creating: dict[str, Pass] = {}  # by the name of a pod, the Pass in which it or its claim was last made
+        self.under_way: list[tuple[Pass, str]] = []  # claims in progress when the last lists began, by pod name
+        self.announced: dict[str, tuple[str, Pass]] = {}  # by the UID of a Milvus, that of its Ready pod
 
     def asks(self, verb: str, target: str, body: bytes = b"") -> Asked:
         """A request has arrived."""
@@ -250,13 +249,13 @@ class Copy:
                 asked.rests_on.claiming[name] = asked
             elif asked.writes:
                 about = asked.body.get("regarding", {}).get("name") or asked.name
-                assert not QUIET.fullmatch(about), "nobody has touched it"
-                assert asked.kind in JUDGED, "no operator writes this"
+                assert not QUIET.fullmatch(about), "no user has touched it"
+                assert asked.kind in JUDGED, "the operator never makes this request"
                 JUDGED[asked.kind](self, asked)
         return asked
 
     def gets(self, asked: Asked, code: int, body: bytes) -> None:
-        """An answer is handed over whole."""
+        """An answer is delivered in full."""
         try:
             answer = json.loads(body)
         except ValueError:
@@ -268,7 +267,7 @@ class Copy:
                 (self.listed if asked.kind.startswith("GET") and not asked.given else self.learns)(asked, answer)
 
     def learns(self, asked: Asked, answer: Obj) -> None:
-        """From an answer about one object."""
+        """Record what an answer about one object says."""
         now, name = asked.rests_on, asked.name
         if asked.kind == "GET milvuses":
             self.looks[name].append(answer)
@@ -287,7 +286,7 @@ class Copy:
             self.announced[uid_of(answer)] = said, now
 
     def listed(self, asked: Asked, page: Obj) -> None:
-        """A page of a list; with the last one of the Milvus resources a pass begins."""
+        """Record a page of a list. The last page of Milvus resources begins a new Pass."""
         if not str(page.get("kind")).endswith("List"):
             return
         kind = asked.kind.removeprefix("GET ")
@@ -301,11 +300,11 @@ class Copy:
     def last(self, fits: Callable[[Pass], Any] = lambda one: True) -> Pass:
         """The last Pass that fits."""
         fit = next((one for one in reversed(self.passes) if fits(one)), None)
-        assert fit, "it rests on nothing that was read"
+        assert fit, "nothing that was read justifies it"
         return fit
 
     def claiming(self, name: str) -> Pass:
-        """The Pass in which the claim of this pod was asked for, if its pod has not followed yet; else the last one."""
+        """The Pass in which the claim of this pod was requested, if the pod is yet to be created; else the last one."""
         return next((one for one in reversed(self.passes) if name in one.claiming), self.last())
 
     def creates(self, asked: Asked) -> None:
@@ -315,16 +314,16 @@ class Copy:
         now.claiming.pop(name, None)
         milvus = now.milvus_of(pod)
         assert name in wanted(milvus), f"not wanted: {short(milvus)}"
-        assert name not in now.pods, f"there is one: {short(now.pods[name])}"
+        assert name not in now.pods, f"a pod of that name exists: {short(now.pods[name])}"
         assert shown_by(pod) == asked_for(milvus), f"another template: {shown_by(pod)}, {short(milvus)}"
         assert pod["metadata"]["ownerReferences"] == [reference_to(milvus)]
         assert labels_for(name).items() <= labels_of(pod).items()
         shown = self.judge.templates.setdefault(pod["metadata"]["annotations"][FINGERPRINT], shown_by(pod))
-        assert shown == shown_by(pod), f"the fingerprint is that of {shown}"
+        assert shown == shown_by(pod), f"the fingerprint belongs to {shown}"
         assert list(self.judge.templates.values()).count(shown) == 1, "one template has two fingerprints"
         if milvus["spec"].get("storage"):
             assert {"name": "data", "persistentVolumeClaim": {"claimName": f"data-{name}"}} in pod["spec"]["volumes"]
-            assert name in now.claimed, "its claim is not there"
+            assert name in now.claimed, "its claim does not exist"
         self.judge.seen["pods created"] += 1
 
     def claims(self, asked: Asked) -> None:
@@ -338,7 +337,7 @@ class Copy:
         if name in now.pods:
             now.milvus_of(now.pods[name])
             said = condition_of(now.pods[name], "PodScheduled").get("message", "")
-            assert asked.name in said, "its pod does not wait for it"
+            assert asked.name in said, "its pod is not waiting for it"
         now.claiming[name] = asked
         self.judge.seen["claims"] += 1
 
@@ -361,7 +360,7 @@ class Copy:
     def says(self, asked: Asked) -> None:
         """A status, or the announcement of the Ready pod that is to be deleted next."""
         status, version = asked.body["status"], asked.body["metadata"].get("resourceVersion")
-        assert version, "a status upon no version"
+        assert version, "a status without a version"
         now = asked.rests_on = self.last(lambda one: (asked.name, version) in one.versions)
         milvus, said = now.milvuses[asked.name], announcement(asked.body)
         assert not is_ending(milvus), "it is ending"
@@ -369,7 +368,7 @@ class Copy:
         if said:
             self.announced.pop(uid_of(milvus), None)
             pod = next((pod for pod in mine if uid_of(pod) == said), None)
-            assert pod, f"{said} is none of {[short(pod) for pod in mine]}"
+            assert pod, f"{said} is not one of {[short(pod) for pod in mine]}"
             self.judge.seen[f"Ready pods announced as {self.reason(now, milvus, pod)}"] += 1
             return
         truth = {
@@ -380,7 +379,7 @@ class Copy:
             "updatedReplicas": sum(shown_by(pod) == asked_for(milvus) for pod in mine),
         }
         told = {key: status.get(key) for key in truth}
-        assert told == truth, f"{told} is said, {truth} was read"
+        assert told == truth, f"it says {told}, but {truth} was read"
         self.judge.seen["statuses"] += 1
 
     def reason(self, now: Pass, milvus: Obj, pod: Obj) -> str:
@@ -401,23 +400,23 @@ class Copy:
         metadata, name = dict(asked.body["metadata"]), asked.name
         uid, version = metadata.pop("uid", None), metadata.pop("resourceVersion", None)
         assert uid, "a patch without a UID"
-        assert version, "a patch upon no version"
+        assert version, "a patch without a version"
         now = asked.rests_on = self.last(lambda one: one.knows(name, uid, version))
         pod, milvus = now.pods[name], now.milvus_for(name)
         assert not is_ending(pod), "it is ending"
         if owner_of(pod):
             now.milvus_of(pod)
             assert name in wanted(milvus), f"not wanted: {short(milvus)}"
-            assert not labels_for(name).items() <= labels_of(pod).items(), "it has its labels"
+            assert not labels_for(name).items() <= labels_of(pod).items(), "it already has its labels"
             right: Obj = {"labels": labels_for(name)}
         else:
             assert selector_for(name).items() <= labels_of(pod).items(), f"a stranger's: {short(pod)}"
-            assert self.looks[name_of(milvus)], "without one more look at the Milvus"
+            assert self.looks[name_of(milvus)], "the Milvus was not read once more"
             looked = self.looks[name_of(milvus)].pop()
-            assert uid_of(looked) == uid_of(milvus), "the Milvus is another one by now"
+            assert uid_of(looked) == uid_of(milvus), "the Milvus has been replaced"
             assert not is_ending(looked), "the Milvus is ending"
             right = {"ownerReferences": [reference_to(milvus)]}
-        assert {**asked.body, "metadata": metadata} == {"metadata": right}, f"not to be changed so: {asked.body}"
+        assert {**asked.body, "metadata": metadata} == {"metadata": right}, f"no patch may change this: {asked.body}"
         self.judge.seen[f"patches of {next(iter(right))}"] += 1
 
 
@@ -432,7 +431,7 @@ JUDGED: dict[str, Callable[[Copy, Asked], None]] = {
 
 
 def announcement(body: Obj) -> str:
-    """The UID of the pod that a patch of a status announces."""
+    """The UID of the pod that a patch of a status announces, or an empty string."""
     status = body.get("status") or {}
     return str(status["disruptedPod"]).partition(" ")[0] if status.keys() == {"disruptedPod"} else ""
 
@@ -450,23 +449,23 @@ def short(obj: Obj) -> str:
 
 class History:
     """Replays what the API server says has happened; raises AssertionError at the first harm. `by_users` are the UIDs
-    of the pods that users deleted: they may do as they like. The garbage collector deletes no wanted pod."""
+    of pods that users deleted, which they may do at any time. The garbage collector deletes no wanted pod."""
 
     def __init__(self, by_users: set[str]) -> None:
         self.by_users = by_users
-        self.wanted: dict[str, int] = defaultdict(int)  # how many pods, by the UID of the Milvus
-        self.announced: dict[str, str] = {}  # what its status says
+        self.wanted: dict[str, int] = defaultdict(int)  # how many pods are wanted, by the UID of the Milvus
+        self.announced: dict[str, str] = {}  # status.disruptedPod, by the same
         self.pods: dict[str, Obj] = {}  # by UID
-        self.owners: dict[str, str] = {}  # of the pods, the last ones: users may orphan them
-        # By the UID of the Milvus, the ordinals that are not Ready again, though the Ready pod went while it was
-        # wanted, and has been ever since; or whenever that was.
+        self.owners: dict[str, str] = {}  # by the UID of a pod, its last owner: users may orphan it
+        # By the UID of the Milvus, the ordinals whose Ready pod an operator deleted and that are not Ready again. Those
+        # that are taken were wanted at that time, and have been ever since.
         self.taken: dict[str, set[int]] = defaultdict(set)
         self.missing: dict[str, set[int]] = defaultdict(set)
         self.seen: Counter[str] = Counter()
 
     def milvus(self, kind: str, milvus: Obj) -> None:
         uid, ends = uid_of(milvus), kind == "DELETED" or is_ending(milvus)
-        assert uid not in self.wanted or not QUIET.fullmatch(name_of(milvus)), f"nobody touched it: {milvus}"
+        assert uid not in self.wanted or not QUIET.fullmatch(name_of(milvus)), f"no user touched it: {milvus}"
         self.wanted[uid] = 0 if ends else len(wanted(milvus))
         self.taken[uid] = {number for number in self.taken[uid] if number < self.wanted[uid]}
         said = str((milvus.get("status") or {}).get("disruptedPod", ""))
@@ -487,7 +486,7 @@ class History:
             assert kind != "DELETED", f"a stranger was deleted: {pod}"
             self.pods[uid_of(pod)] = pod
             return
-        assert not before or not QUIET.fullmatch(name_of(pod)), f"nobody touched it: {pod}"
+        assert not before or not QUIET.fullmatch(name_of(pod)), f"no user touched it: {pod}"
         owner = self.owners[uid_of(pod)] = owner_of(pod).get("uid") or self.owners.get(uid_of(pod), "")
         number, ends = ordinal(name_of(pod)), kind == "DELETED" or is_ending(pod)
         self.pods[uid_of(pod)] = pod
@@ -497,7 +496,7 @@ class History:
             self.missing[owner].add(number)
             if number < self.wanted[owner]:
                 down = self.taken[owner] - {number}
-                assert not down, f"it went while {down} were not Ready again: {short(before)}"
+                assert not down, f"it was deleted while {down} were not Ready again: {short(before)}"
                 self.taken[owner].add(number)
                 self.seen["taken"] += 1
         if is_ready(pod) and not ends:

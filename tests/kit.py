@@ -1,4 +1,4 @@
-"""One control plane for all tests, a namespace for each test, and a few words to talk to them."""
+"""Helpers of the tests: clients of the control plane, a namespace for each test, operators and commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ spec:
 
 
 def eventually(check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()) -> Any:
-    """Wait until check() is true and return what it returned; its last answer is in the failure."""
+    """Wait until check() is true, and return what it returned; a failure shows its last result."""
     end, failure = time.monotonic() + seconds, None
     while True:
         try:
@@ -58,7 +58,7 @@ def eventually(check: Callable[[], Any], seconds: float = 20, ignoring: tuple[ty
 
 
 class Kube:
-    """The test's own hands on the cluster, as an administrator."""
+    """The test's own client, as an administrator."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane, self.ns = plane, namespace
@@ -67,7 +67,7 @@ class Kube:
         self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
 
     def request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
-        """A bare request, on the connections of the client."""
+        """A bare request over the connections of the client."""
         token = self.api.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         headers = {"Authorization": str(token), "Content-Type": "application/json"}
         pool = self.api.rest_client.pool_manager
@@ -137,7 +137,7 @@ class Kube:
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
 
     def hold(self, name: str) -> None:
-        """From now on the pod ends, when it is deleted, only after release()."""
+        """From now on, if the pod is deleted, it is gone only after release()."""
         self.patch_pod(name, finalizers=["test/hold"])
 
     def release(self, name: str) -> None:
@@ -150,7 +150,7 @@ class Kube:
         return sorted(mine, key=lambda event: str(event["eventTime"]))
 
     def ready(self, *names: str) -> None:
-        """Wait until these pods, and no others, are there and Ready."""
+        """Wait until these pods, and no others, exist and are Ready."""
         eventually(lambda: self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values())))
 
     def gone(self, name: str) -> None:
@@ -192,7 +192,7 @@ def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
 
 
 class Clock:
-    """Time that passes as it does, and faster when a test says so."""
+    """Real time, which a test can move forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -205,7 +205,7 @@ class Clock:
 
 
 class StillClock(Clock):
-    """Time that passes only when a test says so: for how long something waits, on a machine as busy as may be."""
+    """Time that passes only when a test says so, to test waiting times on a machine of any speed."""
 
     def __call__(self) -> float:
         return 1000 + self.ahead
@@ -242,7 +242,7 @@ def make_pass(operator: mo.Operator, once: bool = False) -> bool:
 
 
 def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
-    """A wire to the control plane; with TLS if there is a folder with a certificate and a key, crt and key."""
+    """A wire to the control plane; with TLS if a folder with a certificate (crt) and its key is given."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certified else None
     if tls and certified:
         tls.load_cert_chain(certified / "crt", certified / "key")
@@ -271,8 +271,8 @@ def settle(operator: mo.Operator, passes: int = 40) -> None:
     for _ in range(passes):
         if operator.run_pass(once=True).counted() == "nothing written":
             return
-        time.sleep(0.1)  # the kubelets' turn
-    raise AssertionError("it does not come to rest")
+        time.sleep(0.1)  # for the kubelets
+    raise AssertionError("there is always more to write")
 
 
 def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
@@ -300,7 +300,7 @@ class Command:
         return self.process.returncode
 
     def says(self, text: str) -> str:
-        """Read the log up to the line that holds the text."""
+        """Read the log up to the line that contains the text."""
         assert self.process.stderr
         for line in self.process.stderr:
             self.log += line
@@ -329,7 +329,7 @@ def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
 
 
 def refusing(verb: str, part: str, code: int, message: str = "not now", reason: str = "") -> Any:
-    """A fault that answers so whatever has that verb and this part in its path; it counts itself."""
+    """A fault that gives this answer to requests with this verb and this part in the path, and counts them."""
 
     def fault(handler: Handler, asked: str, path: str) -> bool:
         hit = asked == verb and part in path

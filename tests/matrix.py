@@ -1,9 +1,8 @@
-"""Runs what may differ between Pythons, packages and API servers on each of them: `make matrix`.
+"""Runs the tests whose result may depend on the Python, the packages or the API server, on several: `make matrix`.
 
-It takes each Python that is on the PATH or under ~/.pyenv/versions, with the oldest packages that requirements.txt
-allows and with the newest; and one Python with the newest packages against older API servers. It runs the tests that
-are marked `platform` and writes a table into docs/tested.md, including what was not run and why. The exit code is 1 if
-anything failed.
+It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that requirements.txt allows and
+with the newest, and one Python with the newest packages against older API servers. It runs the tests marked `platform`
+and writes a table to docs/tested.md, including what was not run and why. The exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SAYS = "import ssl, sys, kubernetes as k; print(sys.version.split()[0], k.__vers
 
 
 def find_python(version: str) -> str | None:
-    """Where the interpreter of this minor version is, if it starts."""
+    """The path of an interpreter of this minor version that starts, if there is one."""
     candidates = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
     for path in candidates:
         if path and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
@@ -36,7 +35,7 @@ def find_python(version: str) -> str | None:
 
 
 def lower_bounds() -> list[str]:
-    """requirements.txt with `==` the lower bound of each package."""
+    """requirements.txt with each package pinned to its lower bound."""
     lines = (TOP / "requirements.txt").read_text().splitlines()
     return [re.sub(r">=([^,]+),.*", r"==\1", line) for line in lines if line and not line.startswith("#")]
 
@@ -53,10 +52,10 @@ def environment(folder: Path, python: str, packages: str) -> str:
 
 
 def apiserver(version: str) -> Path:
-    """A folder with kube-apiserver of this version, which is built when it is not there. Raises Unavailable.
+    """A folder with kube-apiserver of this version, built if it is missing. Raises Unavailable.
 
-    The version pins everything: its own go.mod names the versions of what it needs, and Go compares what it downloads
-    with the public checksum database.
+    The version pins everything: its own go.mod names the versions of its dependencies, and Go verifies downloads with
+    the public checksum database.
     """
     folder, (_, package) = cache().parent / f"kube-apiserver-{version}", COMMANDS["kube-apiserver"]
     if not (folder / "kube-apiserver").exists():
@@ -105,9 +104,9 @@ def main() -> int:
         good = good and well
     machine = f"{os.uname().sysname} on {os.uname().machine}"
     (TOP / "docs/tested.md").write_text(
-        f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests that are marked\n"
-        "`platform`: what may differ between Pythons, packages and API servers. All tests run on one Python (`make test`).\n"
-        "Of Kubernetes only kube-apiserver is of an older version, the rest is as with the newest.\n\n"
+        f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,\n"
+        "whose result may depend on the Python, the packages or the API server. `make test` runs all tests on one Python.\n"
+        "Only kube-apiserver has an older version; the rest of Kubernetes is always the newest.\n\n"
         "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
     return 0 if good else 1

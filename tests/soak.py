@@ -2,7 +2,7 @@
 
     python -m tests.soak [MINUTES]          # 60 by default; writes benchmarks/SOAK.md
 
-The operator runs as a process of its own. A judge hears every write; memory, threads, open
+The operator runs in a separate process. The judge checks every write; memory, threads, open
 files and connections are read from /proc (Linux).
 """
 
@@ -50,8 +50,8 @@ class Soak(NamedTuple):
     story: str
 
     def growth(self) -> dict[str, float]:
-        """The mean of the last third over that of the third before, for each figure; of threads, which come and go with
-        each pass, the least."""
+        """For each figure, the mean of the last third divided by that of the third before; for threads, which come and
+        go with each pass, the minimum instead of the mean."""
         third, growth = len(self.samples) // 3, dict[str, float]()
         for name in ("memory", "threads", "files", "connections"):
             of = min if name == "threads" else mean
@@ -64,7 +64,7 @@ class Soak(NamedTuple):
 
 
 def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, authority: Path | None = None) -> Soak:
-    """Run it, wait until everything is as the users asked for, and judge. Raises AssertionError for any harm.
+    """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError if harm was done.
 
     `authority` is the certificate of the wire's authority, if it speaks TLS."""
     users, faults, judge = Users(kube, seed=9), Faults(seed=8, reads=share, writes=share), Judge()
@@ -112,7 +112,7 @@ def report(minutes: float, run: Soak) -> str:
             f"| {sample.seconds / 60:.0f} | {sample.memory:.1f} | {sample.threads} | {sample.files} | {sample.connections} |"
         )
     growth = ", ".join(f"{name} {ratio:.3f}" for name, ratio in run.growth().items())
-    return "\n".join([*lines, "", f"The last third over the third before: {growth}.", ""])
+    return "\n".join([*lines, "", f"The last third divided by the third before: {growth}.", ""])
 
 
 def main(minutes: float) -> int:

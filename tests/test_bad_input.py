@@ -1,4 +1,4 @@
-"""Whatever is in a Milvus, it gets one clear message, and nobody else notices."""
+"""A Milvus with bad input gets one clear message, whatever the input is, and no other Milvus is affected."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def laughs() -> str:
 TEXTS = {
     "not YAML": "a: b: c: [",
     "a tab": "a:\n\tb: 1",
-    "ten to the nine laughs": laughs(),
+    "a billion laughs": laughs(),
     "an alias of itself": "a: &a\n  b: *a",
     "10,000 levels of flow": "{a: " * 10000 + "1" + "}" * 10000,
     "10,000 levels of lists": "a: " + "[" * 10000 + "]" * 10000,
     "10,000 levels of dashes": "a:\n" + "- " * 10000 + "x",
     "10,000 levels that never end": "{a: " * 10000,
     "an integer of 5,000 digits": "a: " + "9" * 5000,
-    "a tag that runs": "a: !!python/object/apply:os.system ['touch /tmp/milvus-operator-was-here']",
-    "a tag of nobody": "!nobody {a: 1}",
+    "a tag that runs a command": "a: !!python/object/apply:os.system ['touch /tmp/milvus-operator-was-here']",
+    "an unknown tag": "!nobody {a: 1}",
     "duplicate keys": "a: 1\na: 2",
     "one setting spelled twice": "proxy.maxNameLength: 1\nPROXY_MAXNAMELENGTH: 2",
     "a merge key": "a: {<<: {b: 1}}",
@@ -52,7 +52,7 @@ TEXTS = {
     "escaped NUL": 'a: "\\0"',
     "a lone surrogate": "a: \ud800",
     "a byte order mark": "\ufeffa: 1",
-    "from right to left": "\u202ea: \u202e1",
+    "right-to-left marks": "\u202ea: \u202e1",
     "a line separator": "a\u2028b: 1\u2029",
     "emoji": "😀: 😀",
     "a bell": "a: \a",
@@ -68,7 +68,7 @@ TEXTS = {
     "a key with =": "a=b: 1",
     "a list of maps": "a: [{b: 1}]",
     "the port": "proxy: {port: 1}",
-    "the port, otherwise": "PROXY_PORT: 1",
+    "the port, spelled otherwise": "PROXY_PORT: 1",
     "spaces": "   ",
     "nothing": "",
     "null": "null",
@@ -81,17 +81,17 @@ PODS: dict[str, Any] = {
     "its finalizers": {"metadata": {"finalizers": ["never/ends"]}},
     "its labels": {"metadata": {"labels": dict.fromkeys((mo.NAME_LABEL, mo.INSTANCE_LABEL, mo.MANAGED_BY_LABEL), "x")}},
     "its fingerprint": {"metadata": {"annotations": {mo.TEMPLATE_HASH: "0"}}},
-    "a label that is not valid": {"metadata": {"labels": {"no label!": "x"}}},
+    "an invalid label": {"metadata": {"labels": {"no label!": "x"}}},
     "labels that are numbers": {"metadata": {"labels": {"a": 1}}},
     "a status": {"status": {"phase": "Running"}},
-    "a list for a map": {"spec": {"securityContext": []}},
-    "a map for a list": {"spec": {"containers": {"name": "milvus"}}},
-    "text for containers": {"spec": {"containers": "milvus"}},
+    "a list instead of a map": {"spec": {"securityContext": []}},
+    "a map instead of a list": {"spec": {"containers": {"name": "milvus"}}},
+    "text instead of containers": {"spec": {"containers": "milvus"}},
     "containers that are not mappings": {"spec": {"containers": [1, None, "x", []]}},
-    "ours twice": {
+    "our container twice": {
         "spec": {"containers": [{"name": "milvus", "env": [{"value": "x"}]}, {"name": "milvus", "env": []}]}
     },
-    "ours twice with ports": {
+    "our container twice, with ports": {
         "spec": {"containers": [{"name": "milvus", "ports": [{}]}, {"name": "milvus", "ports": [{}]}]}
     },
     "containers without a name": {"spec": {"containers": [{}, {"name": None}, {"name": {}}]}},
@@ -104,7 +104,7 @@ PODS: dict[str, Any] = {
     "a node": {"spec": {"nodeName": "no-such-node"}},
     "a hostPath": {"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}},
     "privileged": {"spec": {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]}},
-    "misspelt": {"spec": {"contianers": []}},
+    "a misspelt field": {"spec": {"contianers": []}},
     "null everywhere": {"metadata": None, "spec": None},
     "a restart policy": {"spec": {"restartPolicy": "Never"}},
 }
@@ -113,18 +113,18 @@ SPECS: dict[str, Any] = {
     "replicas of 2⁶³": {"replicas": 2**63 - 1},
     "more than 64 bits": {"replicas": 10**30},
     "replicas of 1e400": {"replicas": "1e400"},
-    "less than none": {"replicas": -1},
+    "negative replicas": {"replicas": -1},
     "half a replica": {"replicas": 1.5},
     "true replicas": {"replicas": True},
     "no image": {"image": ""},
     "an image of spaces": {"image": "  "},
     "an image of 1 MB": {"image": "i" * 1_000_000},
     "an image that is a list": {"image": ["milvus"]},
-    "text as a map": {"milvusSpec": {"a": 1}},
-    "storage of nothing": {"storage": {}},
-    "storage of text": {"storage": "10Gi"},
-    "storage of no quantity": {"storage": {"size": "lots"}},
-    "storage of a list": {"storage": {"size": [1]}},
+    "a map instead of text": {"milvusSpec": {"a": 1}},
+    "empty storage": {"storage": {}},
+    "storage that is text": {"storage": "10Gi"},
+    "a size that is not a quantity": {"storage": {"size": "lots"}},
+    "a size that is a list": {"storage": {"size": [1]}},
     "a class that is a map": {"storage": {"size": "1Gi", "storageClassName": {}}},
     "a pod that is text": {"pod": "text"},
     "a pod that is a list": {"pod": [1, 2]},
@@ -132,10 +132,10 @@ SPECS: dict[str, Any] = {
 
 
 def nasty() -> dict[str, str]:
-    """Specs as JSON, by what is in them."""
+    """Bad specs as JSON, by a description."""
     good = {"image": "milvus:1"}
     named = {what: good | {"milvusSpec": text} for what, text in TEXTS.items()}
-    named |= {f"the pod takes {what}": good | {"pod": pod} for what, pod in PODS.items()}
+    named |= {f"spec.pod with {what}": good | {"pod": pod} for what, pod in PODS.items()}
     named |= {what: good | spec for what, spec in SPECS.items()}
     specs = {what: json.dumps(spec) for what, spec in named.items()}
     for levels in LEVELS:
@@ -146,7 +146,7 @@ def nasty() -> dict[str, str]:
 
 
 def generated(count: int, seed: int) -> dict[str, str]:
-    """Specs with anything in any field."""
+    """Random specs, with any value in any field, by a description."""
     dice = random.Random(seed)
     atoms: list[Any] = [
         None,
@@ -198,7 +198,7 @@ def generated(count: int, seed: int) -> dict[str, str]:
 def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     kube: Kube, other_crd: Any, caplog: pytest.LogCaptureFixture, wire: Wire
 ) -> None:
-    """Under the original CRD, with status, the API server stores almost anything."""
+    """With the original CRD and a status subresource, the API server stores almost anything."""
     crd = original_crd(**{"type": "object", "nullable": True, "x-kubernetes-preserve-unknown-fields": True})
     version = crd["spec"]["versions"][0]
     version["subresources"] = {"status": {}}
@@ -233,10 +233,10 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     settle(operator)
     wire.requests.clear()
     make_pass(operator)
-    assert {request.verb for request in wire.requests} == {"GET"}, "what was refused rests, and what is said is said"
+    assert {request.verb for request in wire.requests} == {"GET"}, "refused writes back off; nothing is reported twice"
     clock.skip(300)
     make_pass(operator)
-    assert "POST" in {request.verb for request in wire.requests}, "after its back-off it is tried again"
+    assert "POST" in {request.verb for request in wire.requests}, "it is retried after its back-off"
     print(f"{len(stored)} bad specs stored, {len(refused)} refused by the API server")
     for line in caplog.messages:
         assert "unexpected" not in line
@@ -247,7 +247,7 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
 
 
 def peak(kube: Kube) -> int:
-    """The memory in MiB that a process needs that reads them all from the beginning."""
+    """The peak memory, in MiB, of a new process that serves all of them once."""
     config = {"KUBECONFIG": str(kube.plane.kubeconfig())}
     command = Command("-n", kube.ns, "--once", env=config, stderr=subprocess.DEVNULL)
     most = 0
@@ -260,8 +260,8 @@ def peak(kube: Kube) -> int:
 
 
 def store(kube: Kube, specs: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Create a Milvus of each spec; returns what is in those that the API server took, by name, and what it said of
-    the others."""
+    """Create a Milvus from each spec. Returns the descriptions of those that the API server accepted, by name, and its
+    messages about the others, by description."""
     stored, refused = {}, {}
     for number, (what, spec) in enumerate(specs.items()):
         name = f"bad-{number}"
@@ -331,7 +331,7 @@ PIECES = ["hunter2", "hunter2", "a", ": ", "\n", " ", "- ", "? ", ",", "{", "}",
 @settings(max_examples=2000, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_messages_about_any_text_never_quote_it(text: str) -> None:
-    """It may hold passwords, and more people read statuses and events than specs."""
+    """The text may contain passwords, and more people can read statuses and events than specs."""
     metadata = {"name": "mv", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
     milvus = {"metadata": metadata, "spec": {"image": "milvus:1", "milvusSpec": text}}
     for condition in mo.status_of(milvus, [], {}, "now")["conditions"]:

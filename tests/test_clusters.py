@@ -1,4 +1,4 @@
-"""Clusters that differ: an older CRD, none, Pod Security."""
+"""Clusters with an older CRD, without a CRD, or with Pod Security."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.kit import (
 )
 
 
-def test_pod_security_that_refuses_is_forbidden_with_its_own_message(kube: Kube, operator: mo.Operator) -> None:
+def test_a_refusal_by_pod_security_is_forbidden_with_its_own_message(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
     kube.create()
     make_pass(operator)
@@ -78,7 +78,7 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
         make_pass(operator)
         return "has no status" in caplog.text
 
-    eventually(has_no_status)  # just after the change the API server may answer otherwise
+    eventually(has_no_status)  # just after the change, the API server may still answer as before
     text = caplog.text
     assert f"milvus {kube.ns}/no-image: Invalid: spec.image must be" in text
     assert f"milvus {kube.ns}/negative: Invalid: spec.replicas must be" in text
@@ -112,7 +112,7 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
         body += '{"a":' * depth + "1" + "}" * depth + "}}"
         kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create("y")
-    done = subprocess.run(  # the stack of each thread is that of an image with musl; Python 3.13 recurses until it is full
+    done = subprocess.run(  # thread stacks are as small as with musl; Python 3.13 recurses until the stack is full
         [sys.executable, str(TOP / "milvus_operator.py"), "--once", "-n", kube.ns],
         env=os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}, capture_output=True, text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)),

@@ -32,7 +32,7 @@ Start = Callable[..., Command]
 
 
 def fails(process: Command, code: int, *texts: str) -> None:
-    """It ends with this code, says each text, in one line each, and shows no traceback."""
+    """It exits with this code, logs each text on exactly one line, and shows no traceback."""
     assert process.end() == code, process.log
     for text in texts:
         assert len([line for line in process.log.splitlines() if text in line]) == 1, process.log
@@ -40,7 +40,7 @@ def fails(process: Command, code: int, *texts: str) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--log-format", "xml"), ("--health-port", "70000")])
-def test_options_that_are_wrong(command: Start, option: str, value: str) -> None:
+def test_an_invalid_value_of_an_option_exits_2(command: Start, option: str, value: str) -> None:
     process = command(option, value)
     assert process.end() == 2
     assert re.search(rf"Error: Invalid value for '{option}'", process.log)
@@ -65,7 +65,7 @@ def test_log_lines_as_json(kube: Kube, command: Start) -> None:
 
 
 def test_nothing_secret_is_logged(kube: Kube, command: Start, tmp_path: Path) -> None:
-    """Neither what is in spec.milvusSpec nor the token, wherever an operator speaks."""
+    """Logs, metrics, events and statuses show neither the content of spec.milvusSpec nor the token."""
     port = free_ports(1)[0]
     kube.create("a", milvusSpec="minio: {secretAccessKey: hunter2}\n# hunter2")
     kube.create("b", milvusSpec="hunter2: [{hunter2: hunter2}]")
@@ -113,7 +113,7 @@ def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Sta
 
 
 @pytest.mark.parametrize(("changes", "codes", "exits"), [(1, [409, 200], 0), (99, [409] * 5, 1)])
-def test_once_tries_again_what_changed_meanwhile_but_not_for_ever(
+def test_once_retries_what_changed_meanwhile_but_not_forever(
     kube: Kube, command: Start, tmp_path: Path, wire: Wire, changes: int, codes: list[int], exits: int
 ) -> None:
     milvus, changed = kube.create(), 0
@@ -165,7 +165,7 @@ def test_the_options_read_the_environment(kube: Kube, command: Start) -> None:
     [
         ("a,b", "namespace a, namespace b"),
         ("a, b a", "namespace a, namespace b"),
-        ("", "all namespaces"),  # as OLM says it
+        ("", "all namespaces"),  # as OLM sets it
         (" ", "all namespaces"),
     ],
 )
@@ -294,7 +294,7 @@ def test_a_file_that_is_not_a_kubeconfig(command: Start, tmp_path: Path, content
 
 
 def test_a_kubeconfig_that_may_not_be_read(command: Start, tmp_path: Path) -> None:
-    if os.geteuid() == 0:  # root may read everything, but nobody can read a loop of links
+    if os.geteuid() == 0:  # root can read everything, but nobody can read a loop of links
         (tmp_path / "config").symlink_to(tmp_path / "config")
     else:
         (tmp_path / "config").touch(mode=0)
@@ -337,7 +337,7 @@ def test_an_unreachable_server_with_once_exits_1(kube: Kube, command: Start, tmp
     fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://no-such-host.invalid: Failed to resolve")
 
 
-def test_a_certificate_of_somebody_else_is_refused(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_a_certificate_for_another_host_is_refused(kube: Kube, command: Start, tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, tls_server_name="somebody.else")
     fails(command("--kubeconfig", file, "--once"), 1, "certificate verify failed: Hostname mismatch")
 
@@ -444,7 +444,7 @@ def test_a_list_that_failed_is_not_an_empty_list(
 
 
 def test_each_pass_asks_once(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
-    """The next pass is the retry; another one below it would multiply the time-out."""
+    """The next pass is the retry; retries within a request would multiply the time-out."""
     asked = 0
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -526,7 +526,7 @@ def test_a_create_whose_answer_is_lost_makes_no_second_pod(
     assert lost == 1
 
 
-def test_a_create_that_hangs_delays_nobody(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_a_create_that_hangs_delays_no_other_pod(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
     hanging = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -545,7 +545,7 @@ def test_a_create_that_hangs_delays_nobody(kube: Kube, command: Start, tmp_path:
         kube.create(name)
         kube.ready(*[f"{n}-0" for n in "abc" if n <= name])
     started = time.monotonic()
-    assert process.stop() == 0, "also while a write hangs"
+    assert process.stop() == 0, "even while a write hangs"
     assert time.monotonic() - started < 5
 
 

@@ -1,4 +1,4 @@
-"""The core: pure functions over dicts. Tables of what is there and the actions that are expected."""
+"""The core: pure functions over dicts. The tables list the pods that exist and the actions that are expected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pod(name: str, *state: str, owner: str | None = "uid-of-x", image: str = "mi
 
 
 def actions(milvus: Obj, *pods: Obj, **limits: Any) -> list[str]:
-    """What is decided, as verbs and names of pods."""
+    """The decisions, as verbs and names of pods."""
     held = {*limits.pop("held", ()), *mo.strangers(milvus, pods)}
     decided = mo.decide(milvus, pods, mo.Limits(held=held, **limits))
     return [f"{action.verb} {mo.name_of(action.pod)}" for action in decided]
@@ -80,7 +80,7 @@ LOOSE["metadata"]["ownerReferences"][0]["controller"] = False
 
 
 def unscheduled(name: str, because: str) -> Obj:
-    """A pod that the scheduler leaves waiting."""
+    """A pod that the scheduler cannot place."""
     message = f"0/3 nodes are available: persistentvolumeclaim {because}."
     return pod(name, conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
 
@@ -92,9 +92,9 @@ def unscheduled(name: str, because: str) -> Obj:
         ("all there", 3, READY, []),
         ("none wanted", 0, [], []),
         ("one missing", 3, [READY[0], READY[2]], ["create x-1"]),
-        ("surplus goes from the highest", 1, READY, ["delete x-2", "delete x-1"]),
-        ("surplus that has failed goes too", 0, [pod("x-0", "failed")], ["delete x-0"]),
-        ("an ending surplus needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
+        ("surplus pods are deleted from the highest ordinal", 1, READY, ["delete x-2", "delete x-1"]),
+        ("surplus pods that have failed are deleted, too", 0, [pod("x-0", "failed")], ["delete x-0"]),
+        ("a surplus pod that is ending needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
         ("a succeeded pod is deleted, too", 1, [pod("x-0") | {"status": {"phase": "Succeeded"}}], ["delete x-0"]),
@@ -107,20 +107,20 @@ def unscheduled(name: str, because: str) -> Obj:
             ["delete x-2", "delete x-1", "create x-0"],
         ),
         ("a stranger is left alone", 3, [READY[0], STRANGER], ["create x-2"]),
-        ("a stranger beyond the wanted is left alone", 1, [READY[0], STRANGER], []),
+        ("a stranger with an unwanted ordinal is left alone", 1, [READY[0], STRANGER], []),
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
         ("an orphan without its index is adopted", 3, [READY[0], ORPHAN_WITHOUT_INDEX, READY[2]], ["adopt x-1"]),
-        ("a nobody's pod with our labels and another name is left alone", 1, [READY[0], ANOTHER_NAME], []),
-        ("a surplus orphan is adopted, to be deleted then", 1, [READY[0], ORPHAN], ["adopt x-1"]),
-        ("an owner that does not control it does not own it", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
+        ("an orphan with our labels and another name is left alone", 1, [READY[0], ANOTHER_NAME], []),
+        ("a surplus orphan is adopted, and deleted after that", 1, [READY[0], ORPHAN], ["adopt x-1"]),
+        ("an owner that is not the controller does not count", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
         ("a pod without labels gets them back", 1, [pod("x-0", "ready", "unlabelled")], ["label x-0"]),
         ("a pod whose claim is gone gets it back", 1, [unscheduled("x-0", '"data-x-0" not found')], ["claim x-0"]),
-        ("and one whose claim goes", 1, [unscheduled("x-0", '"data-x-0" is being deleted')], ["claim x-0"]),
+        ("and if its claim is ending", 1, [unscheduled("x-0", '"data-x-0" is being deleted')], ["claim x-0"]),
         ("a claim of another name is the user's own", 1, [unscheduled("x-0", '"my-data-x-0" not found')], []),
-        ("a claim that waits for its volume is there", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
-        ("a nobody's pod with other labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
+        ("a claim that waits for its volume exists", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
+        ("a pod without our owner or labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
         ("names that are not made from ours are not ours", 0, [pod("x-y-0"), pod("x-01"), pod("x-y")], []),
     ],
 )
@@ -134,22 +134,22 @@ def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expecte
 @pytest.mark.parametrize(
     ("what", "pods", "expected"),
     [
-        ("one Ready pod at a time, from the highest", OLD, ["delete x-2"]),
-        ("the next when the last is Ready", [*OLD[:2], READY[2]], ["delete x-1"]),
-        ("not while the last is coming", [*OLD[:2], pod("x-2")], []),
-        ("not while the last is going", [*OLD[:2], pod("x-2", "ready", "ending", image="milvus:0")], []),
+        ("one Ready pod at a time, from the highest ordinal", OLD, ["delete x-2"]),
+        ("the next one when the last one is Ready", [*OLD[:2], READY[2]], ["delete x-1"]),
+        ("not while the last one is starting", [*OLD[:2], pod("x-2")], []),
+        ("not while the last one is ending", [*OLD[:2], pod("x-2", "ready", "ending", image="milvus:0")], []),
         ("not while one is missing", OLD[:2], ["create x-2"]),
         ("broken ones go first, all at once", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
          ["delete x-2", "delete x-1"]),
-        ("a broken new one blocks, a Ready old one stays", [*OLD[:2], pod("x-2", image="milvus:1")], []),
+        ("a broken new one blocks the roll, and a Ready old one stays", [*OLD[:2], pod("x-2", image="milvus:1")], []),
         ("rolling back past broken ones", [READY[0], READY[1], pod("x-2", image="milvus:broken")], ["delete x-2"]),
-        ("a failed old one goes at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
-        ("no Ready one together with those that are surplus", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
-        ("broken ones together with those that are surplus",
+        ("a failed old one is deleted at once", [*OLD[:2], pod("x-2", "failed", image="milvus:0")], ["delete x-2"]),
+        ("no Ready one together with surplus ones", [*OLD, pod("x-3", "ready")], ["delete x-3"]),
+        ("broken ones together with surplus ones",
          [*OLD[:2], pod("x-2", image="milvus:0"), pod("x-3", "ready")], ["delete x-3", "delete x-2"]),
-        ("broken ones go before what is missing comes",
+        ("broken ones are deleted before missing ones are created",
          [pod("x-0", image="milvus:0"), OLD[2]], ["delete x-0", "create x-1"]),
-        ("a broken one without labels goes as it is",
+        ("a broken one without labels is deleted without them",
          [*OLD[:2], pod("x-2", "unlabelled", image="milvus:0")], ["delete x-2"]),
         ("a pod without a fingerprint is of an earlier template", [*READY[:2], BARE], ["delete x-2"]),
         ("the end of a roll", READY, []),
@@ -173,12 +173,12 @@ ANOTHER["metadata"]["ownerReferences"][0]["name"] = "y"
     [
         ("another owner's", 3, STRANGER, "belongs to ReplicaSet web"),
         ("another Milvus's", 3, ANOTHER, "belongs to Milvus y"),
-        ("nobody's", 3, pod("x-1", "unlabelled", owner=None), "belongs to somebody else"),
-        ("nobody's without labels", 3, {"metadata": {"name": "x-1"}}, "belongs to somebody else"),
-        ("beyond the wanted", 1, STRANGER, None),
-        ("one of an earlier x goes by itself", 3, LEAVING, None),
-        ("one that is ending goes by itself", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
-        ("an orphan is adopted", 3, ORPHAN, None),
+        ("one without an owner", 3, pod("x-1", "unlabelled", owner=None), "belongs to somebody else"),
+        ("one without an owner and labels", 3, {"metadata": {"name": "x-1"}}, "belongs to somebody else"),
+        ("one with an unwanted ordinal", 1, STRANGER, None),
+        ("one of an earlier x, which will be gone soon", 3, LEAVING, None),
+        ("one that is ending", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
+        ("an orphan, which is adopted", 3, ORPHAN, None),
     ],
 )
 def test_a_stranger_under_a_wanted_name_is_a_conflict(what: str, replicas: int, there: Obj, whose: str | None) -> None:
@@ -193,29 +193,29 @@ def test_only_the_delete_of_a_ready_pod_disrupts() -> None:
     assert not mo.Action("vet", READY[0], "").disrupts
 
 
-def test_nothing_is_given_up_for_a_template_that_was_not_vetted() -> None:
+def test_no_pod_is_deleted_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
     assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
     assert actions(milvus(3), *READY, vetted=False) == []
-    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], "it is of the present one"
+    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], "it has the current template"
 
 
 @pytest.mark.parametrize(
     ("what", "pods", "skip", "expected"),
     [
-        ("what is missing", [], {"x-1"}, ["create x-0", "create x-2"]),
+        ("a missing pod", [], {"x-1"}, ["create x-0", "create x-2"]),
         ("a failed pod", [*READY[:2], pod("x-2", "failed")], {"x-2"}, []),
         ("a failed pod of an earlier template", [*READY[:2], pod("x-2", "failed", image="milvus:0")], {"x-2"}, []),
         ("a pod without labels", [*READY[:2], pod("x-2", "ready", "unlabelled")], {"x-2"}, []),
         ("an orphan", [READY[0], ORPHAN], {"x-1"}, ["create x-2"]),
         ("a roll goes to the next", OLD, {"x-2"}, ["delete x-1"]),
-        ("of the broken ones the others go", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
+        ("the other broken ones are deleted", [OLD[0], pod("x-1", image="milvus:0"), pod("x-2", image="milvus:0")],
          {"x-2"}, ["delete x-1"]),
-        ("a broken one is no reason to take a Ready one", [*OLD[:2], pod("x-2", image="milvus:0")], {"x-2"}, []),
+        ("no Ready one is deleted instead of a broken one", [*OLD[:2], pod("x-2", image="milvus:0")], {"x-2"}, []),
         ("a surplus one does not hold up a roll", [*OLD, pod("x-3", "ready")], {"x-3"}, ["delete x-2"]),
     ],
 )  # fmt: skip
-def test_what_must_be_left_alone_delays_no_other(
+def test_a_pod_that_must_be_left_alone_does_not_delay_others(
     what: str, pods: list[Obj], skip: set[str], expected: list[str]
 ) -> None:
     assert actions(milvus(3), *pods, skip=skip) == expected, what
@@ -227,15 +227,15 @@ def test_what_must_be_left_alone_delays_no_other(
         ("no step of a roll", OLD, set(), []),
         ("the one step that is allowed", OLD, {"uid-of-x-2"}, ["delete x-2"]),
         ("the one that was announced, instead of the next", OLD, {"uid-of-x-1"}, ["delete x-1"]),
-        ("no Ready one of the surplus", [*READY, pod("x-3"), pod("x-4", "ready")], set(), ["delete x-3"]),
-        ("one Ready one of the surplus", [*READY, pod("x-3", "ready"), pod("x-4", "ready")],
+        ("no Ready surplus pod", [*READY, pod("x-3"), pod("x-4", "ready")], set(), ["delete x-3"]),
+        ("one Ready surplus pod", [*READY, pod("x-3", "ready"), pod("x-4", "ready")],
          {"uid-of-x-3"}, ["delete x-3"]),
-        ("what is broken goes in any case", [*OLD[:2], pod("x-2", image="milvus:0")], set(), ["delete x-2"]),
-        ("what has failed goes in any case", [*READY[:2], pod("x-2", "failed")], set(), ["delete x-2"]),
-        ("what is missing comes in any case", READY[:2], set(), ["create x-2"]),
+        ("a broken pod in any case", [*OLD[:2], pod("x-2", image="milvus:0")], set(), ["delete x-2"]),
+        ("a failed pod in any case", [*READY[:2], pod("x-2", "failed")], set(), ["delete x-2"]),
+        ("a missing pod is created in any case", READY[:2], set(), ["create x-2"]),
     ],
 )  # fmt: skip
-def test_no_ready_pod_is_deleted_that_may_not_be_disrupted(
+def test_a_ready_pod_that_may_not_be_disrupted_is_not_deleted(
     what: str, pods: list[Obj], may: set[str], expected: list[str]
 ) -> None:
     assert actions(milvus(3), *pods, disruptable=may) == expected, what
@@ -244,10 +244,10 @@ def test_no_ready_pod_is_deleted_that_may_not_be_disrupted(
 @pytest.mark.parametrize(
     ("what", "announced", "newer", "expected"),
     [
-        ("all there are, when nothing is announced", "", True, {"uid-of-x-0", "uid-of-x-1"}),
-        ("all there are, when the announced one is gone", "uid-of-x-9", True, {"uid-of-x-0", "uid-of-x-1"}),
-        ("all there are, when the announced one is ending", "uid-of-x-2", True, {"uid-of-x-0", "uid-of-x-1"}),
-        ("only the announced one while it is there", "uid-of-x-0", True, {"uid-of-x-0"}),
+        ("all, if none was announced", "", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("all, if the announced one is gone", "uid-of-x-9", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("all, if the announced one is ending", "uid-of-x-2", True, {"uid-of-x-0", "uid-of-x-1"}),
+        ("only the announced one while it exists", "uid-of-x-0", True, {"uid-of-x-0"}),
         ("none from a list that is older than the Milvus", "", False, set()),
         ("none from an old list without the announced one", "uid-of-x-9", False, set()),
         ("none from an old list, which may hide more than the announced one", "uid-of-x-0", False, set()),
@@ -299,7 +299,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     assert mo.template_hash(milvus(pod={"spec": {}})) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(storage={"size": "1Gi"})) == mo.template_hash(milvus())
     there, back = {"metadata": {}, "spec": {"a": 1, "b": 2}}, {"spec": {"b": 2, "a": 1}, "metadata": {}}
-    assert mo.template_hash(milvus(pod=there)) == mo.template_hash(milvus(pod=back)), "in any order"
+    assert mo.template_hash(milvus(pod=there)) == mo.template_hash(milvus(pod=back)), "keys in any order"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     ],
 )
 def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> None:
-    """And nothing is made or replaced for it."""
+    """And no pod is created or replaced."""
     for decision in (mo.decide, mo.strangers):
         with pytest.raises(mo.Invalid) as error:
             decision(broken, READY)
@@ -355,7 +355,7 @@ def test_a_spec_at_its_limits_is_served(what: str, served: Obj, pods: int) -> No
     assert [action.verb for action in mo.decide(served, [])] == ["create"] * pods, what
 
 
-def test_the_pods_of_an_invalid_milvus_are_there_all_the_same() -> None:
+def test_the_status_of_an_invalid_milvus_still_lists_its_pods() -> None:
     status = mo.status_of(milvus(image=None), READY, {}, NOW)
     assert (status["replicas"], status["readyReplicas"], status["pods"]) == (3, 3, ["x-0", "x-1", "x-2"])
 
@@ -429,7 +429,7 @@ def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: 
     assert said(milvus(2), pods)["Ready"] == ("False", reason, f"1 of 2 pods are ready and up to date; {message}")
 
 
-def test_a_real_trouble_is_shown_before_what_passes() -> None:
+def test_a_real_problem_is_shown_before_one_that_will_pass() -> None:
     pods = [pod("x-0", "ending"), waiting("ImagePullBackOff")]
     assert said(milvus(3), pods)["Ready"][1] == "ImagePullBackOff"
 
@@ -439,11 +439,11 @@ def test_a_refusal_is_reported_in_both_conditions(key: str) -> None:
     conditions = said(milvus(2), [READY[0]], **{key: mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")})
     assert conditions["Reconciled"] == ("False", "QuotaExceeded", "pods is forbidden: exceeded quota")
     assert conditions["Ready"][:2] == ("False", "QuotaExceeded")
-    assert conditions["Ready"][2].endswith("x-1: QuotaExceeded"), "the words may vary, and two copies have their own"
+    assert conditions["Ready"][2].endswith("x-1: QuotaExceeded"), "two copies may have different messages"
 
 
 @pytest.mark.parametrize("key", ["vet", "x_2"])
-def test_a_template_that_is_refused_is_not_on_its_way(key: str) -> None:
+def test_a_refused_template_is_not_reported_as_updating(key: str) -> None:
     conditions = said(milvus(3), OLD, **{key: mo.Words("Invalid", "cpu: must be less than the limit")})
     message = "0 of 3 pods are ready and up to date; x-2: Invalid"
     assert conditions["Ready"] == ("False", "Invalid", message.replace("x-2", "x-0" if key == "vet" else "x-2"))
@@ -454,12 +454,12 @@ def test_a_template_that_is_refused_is_not_on_its_way(key: str) -> None:
     ("reason", "stalled"),
     [("Invalid", True), ("NameConflict", True), ("Forbidden", True), ("QuotaExceeded", True), ("APIError", False)],
 )
-def test_stalled_is_there_while_somebody_has_to_do_something(reason: str, stalled: bool) -> None:
+def test_stalled_is_present_while_somebody_has_to_act(reason: str, stalled: bool) -> None:
     conditions = said(milvus(2), [READY[0]], x_1=mo.Words(reason, "why"))
     assert conditions["Reconciled"] == ("False", reason, "why")
     assert conditions.get("Stalled") == (("True", reason, "why") if stalled else None)
     before = milvus(2) | {"status": mo.status_of(milvus(2), [READY[0]], {"x-1": mo.Words(reason, "why")}, NOW)}
-    assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, "absent as soon as it is over"
+    assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, "absent as soon as the problem is resolved"
 
 
 def test_a_claim_that_is_ending_is_waited_for_and_is_not_a_refusal() -> None:
@@ -482,10 +482,10 @@ def test_a_claim_that_is_ending_is_waited_for_and_is_not_a_refusal() -> None:
         ("NameConflict", "NameConflict", 1, "used: 4"),
     ],
 )
-def test_the_words_of_a_refusal_stay_while_its_reason_does(
+def test_the_message_of_a_refusal_stays_while_its_reason_does(
     before: str, reason: str, generation: int, expected: str
 ) -> None:
-    """They vary, and two copies must not write the status in turn. How many pods are Ready is told as it is."""
+    """Messages vary, and two copies must not overwrite each other's. The number of Ready pods is always current."""
     status = mo.status_of(milvus(2), [], {"x-0": mo.Words(before, "used: 3")}, NOW)
     now = milvus(2) | {"status": status}
     now["metadata"]["generation"] = generation
@@ -499,7 +499,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize("order", [("x-0", "x-1"), ("x-1", "x-0")])
-def test_of_several_refusals_the_same_is_reported_in_any_order(order: tuple[str, ...]) -> None:
+def test_of_several_refusals_the_same_one_is_reported_in_any_order(order: tuple[str, ...]) -> None:
     problems = {name: mo.Words("Forbidden", f"not {name}") for name in order}
     assert mo.status_of(milvus(2), [], problems, NOW)["conditions"][1]["message"] == "not x-0"
 
@@ -564,7 +564,7 @@ def test_the_note_of_an_event_names_ten_pods_and_has_1024_bytes(pods: int, messa
 
 
 @pytest.mark.platform
-def test_deep_json_is_cut_where_it_is_deep() -> None:
+def test_json_is_cut_where_it_is_nested_too_deeply() -> None:
     deep = b'{"items":[{"a":' + b'{"b":[' * 5000 + b"1" + b"]}" * 5000 + b',"c":"]}\\"{"},{"d":[1,{"e":null}]}]}'
     first, second = mo.parse(mo.shallow(deep))["items"]
     assert (first["c"], second) == (']}"{', {"d": [1, {"e": None}]})

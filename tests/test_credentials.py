@@ -1,4 +1,4 @@
-"""Who the operator is: credentials are found as kubectl finds them, and renewed without a restart."""
+"""Credentials: they are found as kubectl finds them, and renewed without a restart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def admins_token(kube: Kube) -> str:
 
 
 def login(path: Path, kube: Kube, user: Obj | None = None, **cluster: Any) -> str:
-    """A kubeconfig with this user, and these changes of the cluster."""
+    """A kubeconfig with this user, and these changes to the cluster."""
     content = content_of(kube)
     content["users"][0]["user"] = content["users"][0]["user"] if user is None else user
     content["clusters"][0]["cluster"] |= {key.replace("_", "-"): value for key, value in cluster.items()}
@@ -55,7 +55,7 @@ def login(path: Path, kube: Kube, user: Obj | None = None, **cluster: Any) -> st
 
 
 def new_account(kube: Kube) -> str:
-    """A token of the service account, which is made anew: earlier tokens are worth nothing any more."""
+    """A token of the service account, which is recreated, so that earlier tokens are no longer valid."""
     kube.kubectl("delete", "serviceaccount", "operator", "--ignore-not-found")
     kube.kubectl("create", "serviceaccount", "operator")
     return kube.kubectl("create", "token", "operator").strip()
@@ -96,7 +96,7 @@ def test_a_token_file_that_is_rewritten_is_used_within_a_minute(
 def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     kube: Kube, command: Start, rights: None, tmp_path: Path
 ) -> None:
-    """Without waiting for a minute to be over."""
+    """Without waiting for the minute to pass."""
     (tmp_path / "token").write_text(new_account(kube))
     file = login(tmp_path / "config", kube, {"tokenFile": str(tmp_path / "token")})
     process = command("--kubeconfig", file, "--interval", "0.5")
@@ -109,13 +109,13 @@ def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     kube.ready("x-0", "y-0")
     process.says("resolved: ")
     assert process.stop() == 0
-    assert process.log.count("401") == 2, f"it came, and was over: {process.log}"
+    assert process.log.count("401") == 2, f"logged once, and once as resolved: {process.log}"
 
 
 def test_in_a_pod_it_follows_a_rotated_token(
     kube: Kube, rights: None, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
-    """The files and variables that a pod has, at another place; the tokens and who checks them are real."""
+    """The files and variables of a pod are simulated; the tokens, and the server that checks them, are real."""
     pki, tls = kube.plane.folder / "pki", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pki / "apiserver.crt", pki / "apiserver.key")
     wire = Wire(client(kube.plane).configuration.host, str(pki / "apiserver.crt"), tls)
@@ -140,12 +140,12 @@ def test_in_a_pod_it_follows_a_rotated_token(
     assert passes_with(first)
     (tmp_path / "token").write_text(second := kube.kubectl("create", "token", "operator").strip())
     clock.skip(60)
-    assert passes_with(second), "although the first is still good"
+    assert passes_with(second), "although the first is still valid"
     third = new_account(kube)
     eventually(lambda: not make_pass(operator))
     assert "does not accept the credentials (401)" in caplog.text
     (tmp_path / "token").write_text(third)
-    assert passes_with(third), "in the next pass, without waiting for a minute to be over"
+    assert passes_with(third), "in the next pass, without waiting for the minute to pass"
     wire.close()
 
 
@@ -153,7 +153,7 @@ def test_in_a_pod_it_follows_a_rotated_token(
 
 
 class Plugin:
-    """As EKS, GKE and OIDC logins have it: the kubeconfig names a command that prints a token."""
+    """An exec plugin, as used by EKS, GKE and OIDC logins: the kubeconfig names a command that prints a token."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls_file = folder, folder / "calls"
@@ -175,7 +175,7 @@ exit 1
         return {"exec": run | {"command": str(self.folder / "plugin")}}
 
     def prints(self, **status: str) -> None:
-        """From now on it works, and prints this."""
+        """From now on, it succeeds and prints this."""
         credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
         (self.folder / "new").write_text(json.dumps(credential))
         (self.folder / "new").rename(self.folder / "credential")
@@ -185,7 +185,7 @@ exit 1
 
     @property
     def calls(self) -> int:
-        """How often it was asked so far; never by two at once."""
+        """How often it has been run so far; it never runs twice at once."""
         lines = self.calls_file.read_text().splitlines()
         assert {*lines} <= {"asked"}
         return len(lines)
@@ -196,7 +196,7 @@ def plugin(tmp_path: Path) -> Plugin:
     return Plugin(tmp_path)
 
 
-def test_a_plugin_is_asked_once_a_minute_and_what_it_prints_is_used(
+def test_a_plugin_runs_once_a_minute_and_its_credentials_are_used(
     kube: Kube, wire: Wire, clock: Clock, rights: None, plugin: Plugin, tmp_path: Path
 ) -> None:
     plugin.prints(token=admins_token(kube), expirationTimestamp="2020-01-01T00:00:00Z")
@@ -204,7 +204,7 @@ def test_a_plugin_is_asked_once_a_minute_and_what_it_prints_is_used(
     kube.create(replicas=20)
     for _ in range(10):
         assert make_pass(operator)
-    assert (len(kube.names()), plugin.calls) == (20, 1), "it is not asked for each request"
+    assert (len(kube.names()), plugin.calls) == (20, 1), "it does not run for each request"
     token = new_account(kube)
     plugin.prints(token=token)
     clock.skip(60)
@@ -215,7 +215,7 @@ def test_a_plugin_is_asked_once_a_minute_and_what_it_prints_is_used(
     assert {request.credentials for request in wire.requests} == {f"Bearer {token}"}
 
 
-def test_a_plugin_that_fails_harms_nobody_while_the_last_token_is_good(
+def test_a_plugin_that_fails_does_no_harm_while_the_last_token_is_valid(
     kube: Kube, clock: Clock, plugin: Plugin, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin.prints(token=admins_token(kube))
@@ -230,7 +230,7 @@ def test_a_plugin_that_fails_harms_nobody_while_the_last_token_is_good(
     assert not [record for record in caplog.records if record.name == "milvus_operator" and record.levelname == "ERROR"]
 
 
-def test_a_plugin_that_fails_at_the_start_is_asked_again_until_it_works(
+def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
     kube: Kube, command: Start, plugin: Plugin, tmp_path: Path
 ) -> None:
     file = login(tmp_path / "config", kube, plugin.user())
@@ -255,7 +255,7 @@ def test_a_plugin_that_fails_at_the_start_is_asked_again_until_it_works(
     assert process.log.count("ERROR") == 1
 
 
-def test_a_plugin_that_is_not_there_is_named_in_one_line(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_a_missing_plugin_is_named_on_one_line(kube: Kube, command: Start, tmp_path: Path) -> None:
     run = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "/no/such/plugin"}
     process = command("--kubeconfig", login(tmp_path / "config", kube, {"exec": run}), "--once")
     assert process.end() == 1
@@ -269,7 +269,7 @@ def test_a_plugin_that_is_not_there_is_named_in_one_line(kube: Kube, command: St
 
 
 def pair(kube: Kube, folder: Path, user: str, group: str, days: int = 1) -> Obj:
-    """A client's certificate and key, signed by the authority of the control plane; files of the same names each time."""
+    """A client certificate and key, signed by the authority of the control plane; always in files of the same names."""
     plane, now, key = kube.plane.folder, datetime.now(UTC), new_key(folder / "new.key")
     authority = serialization.load_pem_private_key((plane / "client-ca.key").read_bytes(), None)
     issuer = x509.load_pem_x509_certificate((plane / "client-ca.crt").read_bytes()).subject
@@ -293,9 +293,9 @@ def test_a_client_certificate_that_is_renewed_is_used_within_a_minute(
     operator = operator_of(file, kube, clock)
     assert not make_pass(operator)
     assert f"not allowed to list pods in namespace {kube.ns}" in caplog.text
-    new_key(tmp_path / "key")  # of a renewal that is under way
+    new_key(tmp_path / "key")  # of a renewal in progress
     clock.skip(60)
-    assert not make_pass(operator), "and it stops nothing"
+    assert not make_pass(operator), "but the loop goes on"
     pair(kube, tmp_path, "admin", "system:masters")
     clock.skip(60)
     assert make_pass(operator)
@@ -348,7 +348,7 @@ def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(kube: Kube, comman
 
 
 def test_kubeconfig_may_name_several_files(kube: Kube, command: Start, tmp_path: Path) -> None:
-    """What the first of them says wins, one that is missing is skipped, and a path is relative to its own file."""
+    """The first file wins, a missing file is skipped, and a relative path is relative to the file that contains it."""
     content = content_of(kube)
     (tmp_path / "users").mkdir()
     (tmp_path / "users" / "token").write_text(admins_token(kube))
@@ -372,13 +372,13 @@ def test_kubeconfig_may_name_several_files(kube: Kube, command: Start, tmp_path:
 
 
 def test_connections_are_kept_alive(kube: Kube, wire: Wire, clock: Clock, tmp_path: Path) -> None:
-    """Also when the client is made anew after a minute, and nothing has changed."""
+    """Also when the configuration is read again after a minute and has not changed."""
     operator = operator_of(login(tmp_path / "config", kube, server=wire.url), kube, clock)
     for number in range(10):
         kube.create(f"mv{number}", replicas=2)
         make_pass(operator)
     assert len(wire.requests) > 60
-    assert len(wire.connections) <= 16, "no more than workers"
+    assert len(wire.connections) <= 16, "no more than there are workers"
     before = len(wire.connections)
     for _ in range(10):
         make_pass(operator)
@@ -428,7 +428,7 @@ class Proxy(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def proxy() -> Iterator[Any]:
-    """Its port, and for whom it was asked."""
+    """A running proxy, with its port and the hosts that clients asked for."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as server:
         server.daemon_threads, server.asked = True, []  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -443,7 +443,7 @@ def pysocks(tmp_path_factory: pytest.TempPathFactory) -> str:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
     done = subprocess.run([*pip, "PySocks"], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"PySocks can't be had: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"PySocks cannot be installed: {done.stderr.strip()[-200:]}")
     return folder
 
 

@@ -40,7 +40,7 @@ def blocks(language: str, text: str = ALL) -> list[str]:
 
 
 def plain(line: str) -> str:
-    """A line of the demo without what differs from run to run, and from one kubectl to the next."""
+    """A line of the demo without the parts that differ between runs or versions of kubectl."""
     line = line.replace(" from default namespace", "")
     return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
 
@@ -50,7 +50,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-# What the documents say, and the row of the results that it is from; {0} is the first number among the row's figures.
+# A phrase in the documents, and the row of the results that it comes from; {0} is the first of the row's figures.
 FIGURES = [
     ("it uses {0} MiB of memory", "peak memory, 1,000 × 3 at rest"),
     ("and {0} s of CPU for a pass", "a quiet pass, 1,000 × 3: CPU"),
@@ -87,7 +87,7 @@ def section(title: str) -> list[str]:
 
 
 def names_of(statement: ast.stmt) -> tuple[str, ...]:
-    """What a statement at the top of a module defines."""
+    """The names that a top-level statement of a module defines."""
     if isinstance(statement, ast.FunctionDef):
         return (statement.name,)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
@@ -95,7 +95,7 @@ def names_of(statement: ast.stmt) -> tuple[str, ...]:
 
 
 def replaced(source: str, parts: str) -> str:
-    """The module, with the definitions of `parts` in the place of those of the same names."""
+    """The module, with its definitions replaced by those in `parts` that have the same names."""
     lines, there = source.splitlines(), {names_of(part): part for part in ast.parse(source).body}
     for part in sorted(ast.parse(parts).body, key=lambda part: -there[names_of(part)].lineno):
         old = there[names_of(part)]
@@ -109,7 +109,7 @@ def test_the_options_are_those_of_help() -> None:
     assert said.rstrip() in [block.rstrip() for block in blocks("")]
 
 
-def test_make_help_explains_every_target_and_those_of_the_documents_exist() -> None:
+def test_make_help_lists_every_target_and_those_in_the_documents_exist() -> None:
     said = subprocess.run(["make", "help"], cwd=TOP, capture_output=True, text=True).stdout
     targets = set(re.findall(r"^  make (\w+) +\S", said, re.M))
     assert targets == {
@@ -135,7 +135,7 @@ def test_make_help_explains_every_target_and_those_of_the_documents_exist() -> N
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 
 
-def test_every_milvus_of_the_documents_gets_its_pods(kube: Kube, operator: mo.Operator) -> None:
+def test_every_milvus_in_the_documents_gets_its_pods(kube: Kube, operator: mo.Operator) -> None:
     examples = [block for block in blocks("yaml") if "\nkind: Milvus\n" in block]
     assert len(examples) > 8
     expected = []
@@ -175,7 +175,7 @@ def test_the_demo_prints_what_the_readme_says() -> None:
     assert [line for line in shown.splitlines() if plain(line) not in printed] == []
 
 
-def test_the_pictures_are_there_and_need_nothing_else() -> None:
+def test_the_pictures_exist_and_load_nothing_from_elsewhere() -> None:
     found = {
         path.parent / name for path, text in DOCUMENTS.items() for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     }
@@ -195,7 +195,7 @@ def test_links_between_the_documents_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(target.read_text()), f"{path.name}: {file}#{anchor}"
 
 
-def test_its_figures_are_those_of_the_benchmark() -> None:
+def test_the_figures_in_the_documents_are_those_of_the_benchmark() -> None:
     number = r"\d(?:[\d,]*\d)?(?:\.\d+)?"
     text = " ".join((README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")).split())
     for phrase, label in FIGURES:
@@ -230,7 +230,7 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
 
 
 def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
-    """As they are written, but for the virtual environment: the tests have one."""
+    """They run as written, except for the virtual environment: the tests have their own."""
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     make = f"make -o .venv/ready BIN={os.path.dirname(sys.executable)}"
@@ -254,7 +254,7 @@ def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
-    """Each as it is written, but for the image, which takes an engine to build; the kubelet is a simulated one."""
+    """They run as written, except for building the image, which needs a container engine. The kubelet is simulated."""
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
     commands = [
@@ -293,7 +293,7 @@ def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
 
 
 def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
-    """The changes in docs/make-it-yours.md make an operator for another kind, with its own CRD and its own rights."""
+    """The changes in docs/make-it-yours.md turn it into an operator for another kind, with its own CRD and rights."""
     text = chapter("Another kind")
     assert [name for name in re.findall(r"`([A-Za-z_]+)`", text) if not hasattr(mo, name)] == []
     (code,), (commands,) = blocks("python", text), blocks("sh", text)
@@ -329,7 +329,7 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
             kube.kubectl("delete", "--namespace=cache-operator", "-f", str(tmp_path / name), check=False)
 
 
-def test_its_rights_are_those_of_the_manifests() -> None:
+def test_the_rights_in_the_documents_are_those_of_the_manifests() -> None:
     table = re.findall(r"^\| `([\w/]+)`(?: of `([\w.]+)`)? \| ([\w, ]+) \|", chapter("Rights"), re.M)
     said = {(verb, resource) for resource, _, verbs in table for verb in verbs.split(", ")}
     for name in ("deploy.yaml", "deploy-namespaced.yaml"):
@@ -338,7 +338,7 @@ def test_its_rights_are_those_of_the_manifests() -> None:
         assert said == {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
-def test_its_metrics_are_those_that_there_are() -> None:
+def test_the_metrics_in_the_documents_exist_and_are_complete() -> None:
     said = re.findall(r"^\| `(milvus_operator_\w+?)(?:_total)?(?:\{([\w,]+)\})?`", ALL, re.M)
     ours = [metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)]
     assert {*said} == {(metric._name, ",".join(metric._labelnames)) for metric in ours}

@@ -56,8 +56,8 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
     assert told == [("Normal", "Created", "x-1, x-2: missing"), ("Normal", "Reconciled", "no longer NameConflict")]
 
 
-def test_events_are_in_the_order_of_what_was_done(kube: Kube, operator: mo.Operator) -> None:
-    """Also those of one pass."""
+def test_events_are_in_the_order_of_the_actions(kube: Kube, operator: mo.Operator) -> None:
+    """Even within one pass."""
     kube.create(replicas=2, image="milvus:dies")
     make_pass(operator, once=True)
     for name in ("x-0", "x-1"):
@@ -67,7 +67,7 @@ def test_events_are_in_the_order_of_what_was_done(kube: Kube, operator: mo.Opera
     assert told == ["Created", "Replaced", "Created"]
 
 
-def test_changes_of_the_labels_and_the_owner_of_a_pod_have_events(kube: Kube, operator: mo.Operator) -> None:
+def test_changing_the_labels_or_the_owner_of_a_pod_makes_an_event(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
     settle(operator)
     kube.patch_pod("x-0", labels={mo.POD_INDEX_LABEL: None})
@@ -77,7 +77,7 @@ def test_changes_of_the_labels_and_the_owner_of_a_pod_have_events(kube: Kube, op
     assert [event["reason"] for event in kube.events()] == ["Created", "Labelled", "Adopted"]
 
 
-def test_an_event_that_is_gone_is_made_again(kube: Kube, operator: mo.Operator) -> None:
+def test_an_event_that_is_gone_is_created_again(kube: Kube, operator: mo.Operator) -> None:
     """The API server keeps events for an hour."""
     kube.create()
     make_pass(operator, once=True)
@@ -119,10 +119,10 @@ def test_another_operator_does_not_repeat_what_the_condition_says(kube: Kube, ca
     assert [event["reason"] for event in kube.events()] == ["Created", "SpecIsText"]
     assert [event["reason"] for event in kube.events("bad")] == ["Invalid"]
     assert caplog.text.count("/x: SpecIsText") == 1
-    assert caplog.text.count("/bad: Invalid") == 3, "what is wrong is in the log of each"
+    assert caplog.text.count("/bad: Invalid") == 3, "each logs what is wrong"
 
 
-def test_a_refused_create_is_an_event_and_so_is_its_end(kube: Kube, operator: mo.Operator) -> None:
+def test_a_refused_create_makes_an_event_and_so_does_its_resolution(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("create", "quota", "none", "--hard=pods=0")
     kube.create()
     eventually(lambda: "0" in kube.kubectl("get", "quota", "none", "-o", "jsonpath={.status.hard.pods}"))

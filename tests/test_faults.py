@@ -1,4 +1,4 @@
-"""Everything breaks that can break in a cluster, and nothing is lost."""
+"""Everything in a cluster that can break does, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
     users, judge = Users(kube, seed=2), Judge()
     recorder, faults, outages = Recorder(kube), Faults(seed=1, reads=0.15, writes=0.4), 0
     wires = [judged_wire(kube.plane, judge, patience=1) for _ in range(3)]
-    # No pass ends before all its writes have: what outlives its pass is the next test's.
+    # No pass ends before its writes do; the next test has writes that outlive their pass.
     operators = [new_operator(kube, wire.url, timeout=2, interval=1000) for wire in wires]
     stopping = threading.Event()
 
@@ -43,7 +43,7 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
     try:
         while not (enough_faults(faults) and enough_judged(judge)):
             assert not judge.harm, "\n".join(judge.harm)
-            assert time.monotonic() < end, f"does the loop stand still? {faults.done_to_writes}, {judge.seen}"
+            assert time.monotonic() < end, f"is the loop stuck? {faults.done_to_writes}, {judge.seen}"
             users.change()
             time.sleep(0.1)
             if users.changes % 20 == 0:
@@ -69,7 +69,7 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)
 def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_middle_of_writes(tmp_path: Path) -> None:
-    """Three copies as processes of their own; the API server keeps no cache, so that no change escapes the recorder."""
+    """Three copies in separate processes; the API server keeps no cache, so that the recorder misses no change."""
     with (
         ControlPlane("--watch-cache=false") as plane,
         new_namespace(plane) as kube,
@@ -88,7 +88,7 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_mid
         end = time.monotonic() + 900  # a quiet machine needs a tenth of that
         try:
             while kills.todo or not enough_judged(judge):
-                assert time.monotonic() < end, f"do they stand still? {kills.todo}, {judge.seen}"
+                assert time.monotonic() < end, f"are the copies stuck? {kills.todo}, {judge.seen}"
                 assert not judge.harm, "\n".join(judge.harm)
                 if len(kills.processes) < 3:
                     start()
@@ -117,7 +117,7 @@ def judged_wire(plane: ControlPlane, judge: Judge, patience: float) -> Wire:
 
 
 def enough_faults(faults: Faults) -> bool:
-    often = all(faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "no list"))
+    often = all(faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "not a list"))
     return often and faults.done.keys() == FAULTS.keys() and faults.done.total() >= 1000
 
 

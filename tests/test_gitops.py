@@ -55,7 +55,7 @@ STATES = {
 
 
 def argo(milvus: Obj) -> dict[str, Any]:
-    """What the health check says, with no more of Lua than Argo CD allows."""
+    """The result of the health check, run with only the parts of Lua that Argo CD allows."""
     lua = lua51.LuaRuntime()
     lua.execute("string, math, io, debug, coroutine = nil")
     lua.globals().obj = lua.table_from(milvus, recursive=True)
@@ -78,7 +78,7 @@ def test_argo_cd_says_why() -> None:
 
 
 def flux(milvus: Obj) -> str:
-    """What the expressions say, in Flux's order, after it has compared the generations."""
+    """The result of the expressions, in Flux's order, after it has compared the generations."""
     if milvus["status"].get("observedGeneration") not in (None, milvus["metadata"]["generation"]):
         return "InProgress"
     (check,) = FLUX["spec"]["healthCheckExprs"]

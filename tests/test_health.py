@@ -60,7 +60,7 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     }.items():
         assert seen[name] == value, name
     assert seen["milvus_operator_api_requests_total code=200 resource=milvuses verb=list"] >= 2
-    assert seen["milvus_operator_passes_total result=success"] >= 2, "one bad Milvus is no failure of the operator"
+    assert seen["milvus_operator_passes_total result=success"] >= 2, "one bad Milvus is not a failure of the operator"
     assert "milvus_operator_passes_total result=failure" not in seen
     assert seen["milvus_operator_pass_duration_seconds_count"] >= 2
     kube.delete("bad")
@@ -83,7 +83,7 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
-def test_an_unreachable_server_is_no_reason_for_a_restart(command: Start, kube: Kube, tmp_path: Path) -> None:
+def test_an_unreachable_server_does_not_cause_a_restart(command: Start, kube: Kube, tmp_path: Path) -> None:
     port = free_ports(1)[0]
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     process = command("--kubeconfig", file, "--health-port", str(port))
@@ -96,7 +96,7 @@ def test_an_unreachable_server_is_no_reason_for_a_restart(command: Start, kube: 
     assert process.stop() == 0
 
 
-def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube, clock: Clock) -> None:
+def test_a_stuck_loop_is_detected(kube: Kube, clock: Clock) -> None:
     operator, patient = new_operator(kube, clock=clock), new_operator(kube, clock=clock, interval=3600)
     for one in (operator, patient):
         make_pass(one)
@@ -113,9 +113,7 @@ def test_a_loop_that_has_stopped_turning_is_seen(kube: Kube, clock: Clock) -> No
     assert not patient.is_turning()
 
 
-def test_a_slow_list_is_a_loop_that_turns(
-    kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_list_is_not_a_stuck_loop(kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mo, "PAGE", 1)
     kube.create("a", replicas=0)
     kube.create("b", replicas=0)
@@ -136,7 +134,7 @@ def test_a_slow_list_is_a_loop_that_turns(
     assert operator.is_turning()
 
 
-def test_a_list_without_an_answer_is_seen(kube: Kube, wire: Wire, clock: Clock) -> None:
+def test_a_list_without_an_answer_is_detected(kube: Kube, wire: Wire, clock: Clock) -> None:
     operator, turned = new_operator(kube, server=wire.url, clock=clock), []
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -156,7 +154,7 @@ def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Ku
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     assert http_get(port, "/healthz")[0] == 200
     slow[0].settimeout(20)
-    assert slow[0].recv(1) == b"", "it is not waited for for ever"
+    assert slow[0].recv(1) == b"", "the server does not wait for it forever"
     started = time.monotonic()
     assert process.stop() == 0
     assert time.monotonic() - started < 5
@@ -165,7 +163,7 @@ def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Ku
 
 
 @pytest.mark.parametrize("in_pod", [True, False])
-def test_in_a_pod_health_is_for_all_elsewhere_for_this_machine_alone(command: Start, kube: Kube, in_pod: bool) -> None:
+def test_only_in_a_pod_does_health_listen_on_all_addresses(command: Start, kube: Kube, in_pod: bool) -> None:
     port = free_ports(1)[0]
     process = command("-v", "--health-port", str(port), env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None)
     process.says("pass over")
@@ -188,8 +186,8 @@ def test_a_port_in_use_is_one_clear_line(command: Start, kube: Kube) -> None:
     assert "Traceback" not in process.log
 
 
-def test_once_ends_although_health_is_served(kube: Kube, command: Start, wire: Wire, tmp_path: Path) -> None:
-    """The thread that serves it does not keep the process."""
+def test_once_exits_although_health_is_served(kube: Kube, command: Start, wire: Wire, tmp_path: Path) -> None:
+    """The thread that serves it does not keep the process alive."""
     port, seen = free_ports(1)[0], []
 
     def fault(handler: Handler, verb: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The image, as far as it can be checked without building it: `make image` needs a builder and the package index."""
+"""What can be checked of the image without building it: `make image` needs a builder and the package index."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> N
         assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-def test_the_base_is_pinned_and_of_the_python_that_the_lock_is_for() -> None:
+def test_the_base_image_is_pinned_and_has_the_python_that_the_lock_is_for() -> None:
     base = re.search(r"^ARG BASE=python:([\d.]+)-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.M)
     assert base
     assert f"--python-version={base[1]} " in (TOP / "Makefile").read_text()
 
 
-def test_the_builder_is_handed_what_the_image_copies() -> None:
+def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:
     copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M)
     assert {f"!{file}" for files in copied for file in files.split()} | {"*"} == {
         *(TOP / ".dockerignore").read_text().splitlines()

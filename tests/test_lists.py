@@ -1,4 +1,4 @@
-"""What is read of the API server's lists, and what happens when they cannot be had."""
+"""What is read from the API server's lists, and what happens when they fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.wire import Handler, Wire
 
 
 def relisted(write: Callable[[Obj], bytes]) -> Callable[[Handler, str, str], bool]:
-    """A fault that gives the lists of the API server in another writing."""
+    """A fault that answers with the API server's lists in another notation."""
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "GET" and "limit=" in path:
@@ -40,7 +40,7 @@ def relisted(write: Callable[[Obj], bytes]) -> Callable[[Handler, str, str], boo
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Gives the names of the objects that were parsed since the last call."""
+    """Returns the names of the objects that were parsed since the last call."""
     names: list[str] = []
     real = mo.items_of
 
@@ -58,12 +58,12 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
 
 
 def waits(operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, passes: int) -> list[float]:
-    """The seconds that the loop rests after each of its first passes."""
+    """The seconds that the loop sleeps after each of its first passes."""
     seconds: list[float] = []
 
     def sleep(wait: float) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # that is the wire's
+            return  # the wire's own sleep
         seconds.append(wait)
         clock.skip(wait)
         if len(seconds) == passes:
@@ -103,7 +103,7 @@ def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest
     ],
     ids=["spaced", "indented", "far apart", "items first", "items last", "null for none"],
 )
-def test_a_list_is_read_however_it_is_written(kube: Kube, wire: Wire, write: Callable[[Obj], bytes]) -> None:
+def test_a_list_is_read_in_any_json_notation(kube: Kube, wire: Wire, write: Callable[[Obj], bytes]) -> None:
     wire.fault = relisted(write)
     kube.create(replicas=2)
     operator = new_operator(kube, server=wire.url)
@@ -137,8 +137,8 @@ def test_a_list_that_ends_early_is_an_error(
     assert {request.verb for request in wire.requests} == {"GET"}
 
 
-def test_what_the_decisions_read_of_a_pod_is_kept(kube: Kube, operator: mo.Operator) -> None:
-    """The same decisions and the same status from whole pods and from what is kept of them."""
+def test_what_decisions_depend_on_is_kept_of_a_pod(kube: Kube, operator: mo.Operator) -> None:
+    """Whole pods, and what is kept of them, lead to the same decisions and the same status."""
     kube.create(replicas=3, image="milvus:broken")
     kube.create("y")
     settle(operator)
@@ -170,9 +170,7 @@ def test_only_pages_that_changed_are_parsed(
     kube.ready(*(f"x-{i}" for i in range(6)))
 
 
-def test_a_list_that_keeps_failing_half_way_is_not_used(
-    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_keeps_failing_halfway_is_not_used(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mo, "PAGE", 1)
     operator = new_operator(kube, server=wire.url)
     kube.create("a")
@@ -201,19 +199,19 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer(
     for wait, most in zip(waits(operator, clock, monkeypatch, 8), (1, 2, 4, 8, 16, 30, 30, 30), strict=True):
         assert most / 2 <= wait <= most
     wire.fault = None
-    assert waits(operator, clock, monkeypatch, 1) == [5], "then its interval"
+    assert waits(operator, clock, monkeypatch, 1) == [5], "then for its interval"
 
 
-def test_namespaces_share_each_pass_also_after_a_list_of_one_has_failed(
+def test_namespaces_share_each_pass_even_after_a_list_of_one_has_failed(
     kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what a pass leaves behind is collected once for all of them."""
+    """And garbage is collected once for all of them."""
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
     names: list[str | None] = [kube.ns, "default", "kube-system"]
     operator = new_operator(kube, server=wire.url, clock=clock, namespaces=names)
     wire.spoil("GET", f"/{kube.ns}/pods", 500, b'{"kind": "Status", "message": "not now"}')
-    assert all(wait <= 5 for wait in waits(operator, clock, monkeypatch, 3)), "the others are served meanwhile"
+    assert all(wait <= 5 for wait in waits(operator, clock, monkeypatch, 3)), "meanwhile, the others are served"
     wire.fault = None
     waits(operator, clock, monkeypatch, 1)
     wire.requests.clear()
@@ -229,7 +227,7 @@ def test_the_password_of_a_server_is_not_shown(kube: Kube) -> None:
     assert mo.Cluster(lambda: mo.Connection(api, "default")).server == "https://example.com:6443"
 
 
-def test_answers_that_are_json_but_not_objects_stop_nothing(
+def test_answers_that_are_json_but_not_objects_do_not_stop_the_loop(
     kube: Kube, wire: Wire, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fault(handler: Handler, verb: str, path: str) -> bool:

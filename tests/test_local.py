@@ -1,4 +1,4 @@
-"""The control plane of the tests itself: it leaves nothing behind, and says why when it can't be had."""
+"""The tests' own control plane: it leaves nothing behind, and says why if it cannot start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def processes_of(folder: str) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(signum: int) -> None:
-    """As a background job of a shell, too, which starts with SIGINT ignored."""
+    """Even as a background job of a shell, which starts with SIGINT ignored."""
     job = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"', sys.executable, SCRIPT]
     asker = subprocess.Popen(job, stdout=subprocess.PIPE, text=True)
     assert asker.stdout
@@ -46,7 +46,7 @@ def test_nothing_is_left_behind(signum: int) -> None:
     eventually(lambda: not processes_of(folder) and not Path(folder).exists())
 
 
-def test_when_it_cannot_be_had_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     env = {
         "HOME": str(tmp_path),
         "PATH": "/nowhere",
@@ -60,7 +60,7 @@ def test_when_it_cannot_be_had_there_is_one_clear_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
 
-def test_a_binary_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_a_binary_that_does_not_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
         (tmp_path / name).chmod(0o755)

@@ -2,7 +2,7 @@
 
 The server's binary is in the wheel milvus==2.3.5. A test takes the container from the real API
 server, after its defaulting, and runs its args with its environment as the kubelet would;
-only paths and ports are moved, for there is no container around it.
+only paths and ports are changed, because it does not run in a container.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ config.write_config()
             ):
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
-                    pytest.fail(f"the Milvus server can't be had: {' '.join(done.stderr.split())[-500:]}")
+                    pytest.fail(f"the Milvus server cannot be installed: {' '.join(done.stderr.split())[-500:]}")
             (folder / "ready").touch()
     return folder
 
@@ -78,7 +78,7 @@ class Server:
         etcd, peer = controlplane.free_ports(2)
         self.data, self.config = home / "data", home / "configs"
         (self.config / "advanced").mkdir(parents=True)
-        for name in ("milvus.yaml", "glog.conf"):  # of the wheel, as those of an image
+        for name in ("milvus.yaml", "glog.conf"):  # from the wheel, as in an image
             (self.config / name).write_bytes((folder / "configs" / name).read_bytes())
         (self.config / "advanced" / "etcd.yaml").write_text(f"""
             listen-client-urls: http://127.0.0.1:{etcd}
@@ -91,7 +91,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def environment(self) -> dict[str, str]:
-        """The container's, expanded as the kubelet does, with paths and ports moved."""
+        """The environment of the container, expanded as by the kubelet, with paths and ports changed."""
         ours = {variable["name"]: variable["value"].replace("$$", "$") for variable in self.container["env"]}
         moved = {
             "localhost:2479": f"localhost:{self.etcd}",
@@ -175,7 +175,7 @@ def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> I
         running.process.wait()
 
 
-@pytest.mark.timeout(900)  # the first time it downloads the server
+@pytest.mark.timeout(900)  # the first run downloads the server
 def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube, milvus: Server) -> None:
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
     assert milvus.environment()["no.such.setting"] == "$(HOME) $$", "an unknown setting does no harm"
@@ -191,9 +191,9 @@ def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube
     assert milvus.client("name", "20")["refused"] is None
     milvus.stop(signal.SIGKILL, 5)
     milvus.start()
-    assert milvus.client("read")["first"] == 7, "after a crash, too"
+    assert milvus.client("read")["first"] == 7, "also after a crash"
     written = {path.name for path in milvus.data.iterdir()}
-    assert {"etcd", "data", "rdb_data"} <= written, "all of it below the volume"
+    assert {"etcd", "data", "rdb_data"} <= written, "all data is on the volume"
 
 
 def run_the_readmes_example(milvus: Server) -> None:

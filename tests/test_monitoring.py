@@ -1,4 +1,4 @@
-"""monitoring.yaml fits the manifests and the metrics that there are."""
+"""monitoring.yaml matches the manifests and the metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_pod_monitor_finds_the_operator(name: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_looks_at_metrics_that_there_are(alert: dict[str, str]) -> None:
+def test_an_alert_uses_only_metrics_that_exist(alert: dict[str, str]) -> None:
     used = re.findall(r'(milvus_operator_\w+)(?:\{(\w+)="(\w+)"\})?', alert["expr"])
     assert used
     for name, label, value in used:

@@ -1,4 +1,4 @@
-"""Whose pod it is: ownership is a UID, and what is not ours is never touched."""
+"""Ownership is a UID, and pods that are not ours are never touched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(kube: Kube,
     eventually(lambda: make_pass(operator) and kube.condition("Reconciled")["status"] == "True")
 
 
-def test_a_conflict_is_looked_at_again_only_after_its_back_off(kube: Kube, wire: Wire) -> None:
+def test_a_conflict_is_checked_again_only_after_its_back_off(kube: Kube, wire: Wire) -> None:
     clock = StillClock()
     kube.create_pod("x-0")
     kube.create()
@@ -91,7 +91,7 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod(kube: Kube, operator: m
     kube.kubectl("delete", "mi", "x", "--cascade=orphan")
     eventually(lambda: all(not mo.controller_of(pod) for pod in kube.all_pods().values()))
     make_pass(operator)
-    assert kube.uids() == before, "nobody's pods are not ours before there is a Milvus again"
+    assert kube.uids() == before, "pods without an owner are not ours until there is a Milvus again"
     milvus = kube.create(replicas=2)
     settle(operator)
     kube.ready("x-0", "x-1")
@@ -122,14 +122,14 @@ def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(kube:
 
 
 def test_an_ending_pod_that_the_lists_do_not_show_is_waited_for(kube: Kube, operator: mo.Operator) -> None:
-    """It has our name and not our labels: that it is gone shows only when its name is tried again."""
+    """It has our name but not our labels, so only another create shows that it is gone."""
     kube.create_pod("x-0")
     kube.hold("x-0")
     kube.delete_pod("x-0")
     kube.create()
     before = kube.uids()
     for _ in range(3):
-        assert make_pass(operator), "that is no conflict"
+        assert make_pass(operator), "that is not a conflict"
     assert kube.uids() == before
     kube.release("x-0")
     kube.gone("x-0")
@@ -147,7 +147,7 @@ def test_pods_of_an_earlier_milvus_are_waited_for(kube: Kube, operator: mo.Opera
     eventually(lambda: mo.is_ending(kube.all_pods()["x-0"]) or make_pass(operator) is None)
     make_pass(operator)
     assert kube.uids() == before
-    assert kube.condition("Reconciled")["status"] == "True", "that is no conflict"
+    assert kube.condition("Reconciled")["status"] == "True", "that is not a conflict"
     kube.release("x-0")
     kube.gone("x-0")
     settle(operator)
@@ -195,7 +195,7 @@ def test_a_deleted_pod_with_finalizers_is_not_gone(kube: Kube, operator: mo.Oper
 
 
 def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(kube: Kube, operator: mo.Operator) -> None:
-    """It would be collected as its pod."""
+    """The garbage collector would delete it together with the Milvus."""
     listed = kube.create()
     kube.create_pod("x-0", labels=mo.pod_labels(listed, 0))
     merge = "application/merge-patch+json"
@@ -209,8 +209,8 @@ def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(kube: Kube, operat
     kube.milvuses.patch(name="x", namespace=kube.ns, body=body, content_type=merge)
 
 
-def test_vetting_a_pod_creates_none(kube: Kube, operator: mo.Operator) -> None:
-    """Also when the one that it is about has gone meanwhile."""
+def test_vetting_a_pod_does_not_create_it(kube: Kube, operator: mo.Operator) -> None:
+    """Not even if the pod is gone by then."""
     milvus = kube.create()
     operator.cluster.vet(milvus, mo.name_only(milvus, 0))
     assert kube.names() == []

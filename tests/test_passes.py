@@ -1,4 +1,4 @@
-"""What a pass does: it makes, replaces and scales pods, one pass after the other, for many at once."""
+"""What passes do: they create, replace and scale pods, for many Milvus resources at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.wire import Handler, Wire
 
 
 def slow(wire: Wire, seconds: float, part: bytes = b"") -> None:
-    """From now on the creation of a pod takes that long."""
+    """From now on, creating a pod takes this long."""
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST" and "/pods" in path and part in handler.seen:
@@ -71,7 +71,7 @@ def test_a_deleted_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
     assert kube.uids()["x-0"] != before["x-0"]
 
 
-def test_scaling_up_and_down_takes_the_highest(kube: Kube, operator: mo.Operator) -> None:
+def test_scaling_adds_and_deletes_the_highest_ordinals(kube: Kube, operator: mo.Operator) -> None:
     kube.create()
     settle(operator)
     before = kube.uids()
@@ -135,13 +135,13 @@ def test_a_failed_pod_is_replaced_at_once_then_after_a_back_off(kube: Kube) -> N
     assert replaced(), "after ten quiet minutes"
     seen.append(kube.uids()["x-0"])
     clock.skip(10)
-    assert replaced(), "the back-off begins anew"
+    assert replaced(), "the back-off starts from the beginning"
 
 
-def test_only_pods_that_have_failed_by_themselves_count_for_the_back_off(
+def test_only_pods_that_failed_on_their_own_count_for_the_back_off(
     kube: Kube, operator: mo.Operator, clock: Clock
 ) -> None:
-    """Neither surplus ones nor those of a roll."""
+    """Surplus pods do not, nor do those of a roll."""
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
     kube.set_pod_status("x-1", phase="Failed")
@@ -165,7 +165,7 @@ def test_a_succeeded_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
     assert kube.uids() != before
 
 
-def test_a_deleted_milvus_gets_nothing_new_and_its_pods_go(kube: Kube, operator: mo.Operator) -> None:
+def test_a_deleted_milvus_gets_no_new_pods_and_its_pods_are_deleted(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     settle(operator)
     kube.hold("x-1")
@@ -179,7 +179,7 @@ def test_a_deleted_milvus_gets_nothing_new_and_its_pods_go(kube: Kube, operator:
     assert kube.names() == []
 
 
-def test_once_looks_again_where_something_changed_meanwhile(
+def test_once_serves_a_milvus_again_if_it_changed_meanwhile(
     kube: Kube, operator: mo.Operator, monkeypatch: Any
 ) -> None:
     milvus = kube.create(replicas=3)
@@ -213,7 +213,7 @@ def test_nothing_is_written_when_nothing_changed(kube: Kube, wire: Wire) -> None
     ]
 
 
-def test_only_the_namespaces_that_are_asked_for_are_served(kube: Kube) -> None:
+def test_only_the_given_namespaces_are_served(kube: Kube) -> None:
     kube.create()
     other = new_operator(kube, namespaces=["default"])
     make_pass(other)
@@ -257,10 +257,8 @@ def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
     assert f"deleted pod {kube.ns}/x-1 (dry run): surplus: 1 wanted" in said
 
 
-def test_what_rests_is_tried_when_its_time_has_come_however_long_the_pass_takes(
-    kube: Kube, operator: mo.Operator, clock: Clock
-) -> None:
-    """Its rest ends between the decision about the pods and the status."""
+def test_a_back_off_ends_on_time_however_long_the_pass_takes(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
+    """It ends between the decision about the pods and the status."""
     kube.kubectl("create", "quota", "q", "--hard=pods=1")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "1")
     kube.create(replicas=2)
@@ -282,7 +280,7 @@ def test_what_rests_is_tried_when_its_time_has_come_however_long_the_pass_takes(
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0, [0, 5, 10]), (2, [0, 5, 10]), (7, [0, 7, 14])])
-def test_a_pass_begins_when_it_is_due_or_the_last_one_is_over(
+def test_a_pass_begins_when_it_is_due_or_when_the_last_one_ends(
     kube: Kube, monkeypatch: pytest.MonkeyPatch, takes: float, starts: list[float]
 ) -> None:
     clock, began = StillClock(), list[float]()
@@ -304,7 +302,7 @@ def test_a_pass_begins_when_it_is_due_or_the_last_one_is_over(
     assert began == starts
 
 
-def test_a_milvus_at_rest_is_looked_at_again_when_anything_about_it_changes(kube: Kube, wire: Wire) -> None:
+def test_a_milvus_at_rest_is_served_again_when_anything_about_it_changes(kube: Kube, wire: Wire) -> None:
     kube.create(replicas=2)
     kube.create("y")
     operator = new_operator(kube, server=wire.url)
@@ -326,7 +324,7 @@ def test_an_invalid_milvus_at_rest_fails_every_once(kube: Kube, operator: mo.Ope
     assert not operator.run_once()
 
 
-def test_writes_under_way_at_the_end_of_a_pass_are_waited_for(kube: Kube, wire: Wire) -> None:
+def test_a_pass_waits_at_its_end_for_writes_in_progress(kube: Kube, wire: Wire) -> None:
     slow(wire, 0.15)
     kube.create()
     make_pass(new_operator(kube, server=wire.url, interval=0.01))
@@ -344,7 +342,7 @@ def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues(kube: Kube,
     eventually(lambda: make_pass(operator) and len(kube.names()) == 60)
 
 
-def test_who_has_waited_longest_goes_first(kube: Kube, wire: Wire) -> None:
+def test_the_milvus_that_has_waited_longest_goes_first(kube: Kube, wire: Wire) -> None:
     operator = new_operator(kube, server=wire.url, workers=1)
     kube.create("a")
     make_pass(operator, once=True)
@@ -356,8 +354,8 @@ def test_who_has_waited_longest_goes_first(kube: Kube, wire: Wire) -> None:
     assert [json.loads(body)["metadata"]["name"] for body in bodies] == ["b-0", "a-1"]
 
 
-def test_a_write_that_hangs_is_not_repeated_and_delays_nothing_else(kube: Kube, wire: Wire) -> None:
-    """Neither another ordinal of the same Milvus for longer than a pass, nor another Milvus, nor a status."""
+def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_write(kube: Kube, wire: Wire) -> None:
+    """It delays other ordinals of its Milvus by one pass at most, and no other Milvus or status."""
     go_on, asked = threading.Event(), list[str]()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -383,7 +381,7 @@ def test_a_write_that_hangs_is_not_repeated_and_delays_nothing_else(kube: Kube, 
 
 
 def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(kube: Kube, wire: Wire, clock: Clock) -> None:
-    """As of a webhook that takes longer than the interval."""
+    """For example, that of a webhook that takes longer than the interval."""
     answered = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -406,7 +404,7 @@ def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(kube: Kube,
     eventually(lambda: make_pass(operator) and kube.names() == ["x-0"])
 
 
-def test_the_loop_collects_what_a_pass_leaves_behind(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_collects_garbage_after_each_pass(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[weakref.ref[Any]] = []
     operator.interval = 0.01
     real = operator.run_pass
@@ -431,8 +429,8 @@ def test_the_loop_collects_what_a_pass_leaves_behind(operator: mo.Operator, monk
         gc.enable()
 
 
-def test_nothing_that_a_pass_made_outlives_the_next_collection(kube: Kube, operator: mo.Operator) -> None:
-    """The command collects between passes, and not otherwise: objects must not add up."""
+def test_no_object_of_a_pass_outlives_the_next_collection(kube: Kube, operator: mo.Operator) -> None:
+    """The command collects garbage only between passes, so objects must not add up."""
     kube.create(replicas=3)
     sizes, threads = [], []
     gc.disable()

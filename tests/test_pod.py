@@ -1,4 +1,4 @@
-"""The pod that is generated: its template, Milvus's configuration, the overlay, the claim."""
+"""The generated pod: its template, the configuration of Milvus, the overlay, the claim."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
 
 
 PROXY, METRICS = (f"{name}.port cannot be changed: the ports of the pod depend on it" for name in ("proxy", "metrics"))
-LIST, NO_NAME = "a list may hold scalars only, not maps or lists", "a key that is not a name"
+LIST, NO_NAME = "a list may hold scalars only, not maps or lists", "a key must be a string that is not empty"
 ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", "more than 32 levels of nesting"
 
 
@@ -149,13 +149,13 @@ ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", 
         ("MILVUS_CONF_METRICS_PORT: 1", f", line 1: {METRICS}"),
         ("a: [{b: c}]", f", line 1: {LIST}"),
         ("a: [[b]]", f", line 1: {LIST}"),
-        ("a: 1\n\na: 2", ", line 3: the same setting as in line 1"),
-        ("b: 1\na: 1\na: 2", ", line 3: the same setting as in line 2"),
-        ("common.storageType: a\nCOMMON_STORAGETYPE: b", ", line 2: the same setting as in line 1"),
-        ("common.storageType: a\nMilvus.common.storageType: b", ", line 2: the same setting as in line 1"),
+        ("a: 1\n\na: 2", ", line 3: the same setting as on line 1"),
+        ("b: 1\na: 1\na: 2", ", line 3: the same setting as on line 2"),
+        ("common.storageType: a\nCOMMON_STORAGETYPE: b", ", line 2: the same setting as on line 1"),
+        ("common.storageType: a\nMilvus.common.storageType: b", ", line 2: the same setting as on line 1"),
         (
             "MILVUS_CONF_COMMON_STORAGETYPE: a\nb: c\ncommon:\n  storageType: b",
-            ", line 4: the same setting as in line 1",
+            ", line 4: the same setting as on line 1",
         ),
         ("a: &x 1\nb: *x", f", line 1: {ALIAS}"),
         ("b: 1\n<<: *x\na: 1", f", line 2: {ALIAS}"),
@@ -170,12 +170,12 @@ ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", 
         ("a: " + "é" * 40_000, " is longer than 64 KiB"),
     ],
 )
-def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
+def test_what_milvus_spec_must_not_contain(text: str, message: str) -> None:
     started = time.process_time()
     with pytest.raises(mo.Invalid) as error:
         mo.settings_of(milvus(milvusSpec=text))
     assert str(error.value) == f"spec.milvusSpec{message}"
-    assert time.process_time() - started < 5, "bounded, however the text is"
+    assert time.process_time() - started < 5, "bounded for any text"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_milvus_spec_cannot_be(text: str, message: str) -> None:
         ("# 😀 a comment of some length\na: \ud800\nb: 1", "line 2: a character that YAML does not allow"),
     ],
 )
-@pytest.mark.parametrize("loader", [mo.YAML_LOADER, yaml.BaseLoader])  # the second where PyYAML is without libyaml
+@pytest.mark.parametrize("loader", [mo.YAML_LOADER, yaml.BaseLoader])  # the second is for a PyYAML without libyaml
 def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(
     text: str, message: str, loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,15 +211,15 @@ def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(
         mo.settings_of(milvus(milvusSpec=text))
 
 
-def test_a_character_that_yaml_does_not_allow_is_in_the_line_that_is_named() -> None:
-    """Also after characters of several bytes."""
+def test_the_line_of_a_character_that_yaml_does_not_allow_is_named() -> None:
+    """Even after characters of several bytes."""
     for before in ("a", "é", "€", "😀"):
         with pytest.raises(mo.Invalid, match="line 2: "):
             mo.settings_of(milvus(milvusSpec=f"key: {before * 9}\nb: \x07\nc: 1\nd: 2\ne: 3\nf: 4"))
 
 
 def test_a_typo_replaces_no_pod_and_is_reported() -> None:
-    """It must not set a database back to its defaults."""
+    """A typo must not reset a database to its defaults."""
     old = mo.new_pod(milvus(milvusSpec="common: {security: {authorizationEnabled: true}}"), 0)
     old["metadata"]["uid"], old["status"] = "uid-0", {"conditions": [{"type": "Ready", "status": "True"}]}
     broken = milvus(milvusSpec="common: {security: {authorizationEnabled: true}")
@@ -249,11 +249,11 @@ def test_a_typo_replaces_no_pod_and_is_reported() -> None:
        {"pod": "hunter2"}, {"pod": {"spec": "hunter2"}}, {"pod": {"metadata": {"labels": "hunter2"}}}],
 )  # fmt: skip
 def test_messages_about_a_spec_never_quote_it(spec: Obj) -> None:
-    """It may hold passwords, and statuses and events are read by more people than specs are."""
+    """A spec may contain passwords, and more people can read statuses and events than specs."""
     assert "hunter2" not in str(mo.status_of(milvus(**spec), [], {}, "now")).lower()
 
 
-def test_ten_to_the_nine_laughs() -> None:
+def test_a_billion_laughs_are_refused_at_once() -> None:
     bomb = "a: &a [lol, lol]\n" + "".join(
         f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
@@ -266,7 +266,7 @@ def test_ten_to_the_nine_laughs() -> None:
     ["common.storageType", "COMMON_STORAGETYPE", "common/storage_type", "Milvus.common.storageType",
      "milvus.COMMON_STORAGETYPE", "MILVUS_CONF_COMMON_STORAGETYPE", "MILVUS_CONF_milvus.common.storageType"],
 )  # fmt: skip
-def test_a_setting_of_the_users_replaces_ours_however_it_is_spelled(name: str) -> None:
+def test_a_users_setting_replaces_ours_however_it_is_spelled(name: str) -> None:
     for made in (milvus(milvusSpec=f"{name}: minio"), with_variable(name, "minio")):
         environment = env_of(mo.new_pod(made, 0))
         spelled = {key for key in environment if "storage" in key.lower()}
@@ -290,7 +290,7 @@ def with_variable(name: str, value: str) -> Obj:
     return milvus(pod={"spec": {"containers": [{"name": "milvus", "env": [{"name": name, "value": value}]}]}})
 
 
-def test_the_users_settings_and_ours_make_the_environment() -> None:
+def test_the_environment_has_the_users_settings_and_ours() -> None:
     environment = env_of(mo.new_pod(milvus(milvusSpec="common: {storageType: minio}\nMQ_TYPE: pulsar\nmore: 1"), 0))
     assert (environment["common.storageType"], environment["MQ_TYPE"], environment["more"]) == ("minio", "pulsar", "1")
     assert "COMMON_STORAGETYPE" not in environment
@@ -299,7 +299,7 @@ def test_the_users_settings_and_ours_make_the_environment() -> None:
 
 @pytest.mark.parametrize("value", ["$(HOME)", "$$(HOME)", "a$$b", "$", "$$$", "a$b", "cost: 5$"])
 def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
-    """Kubernetes expands $(NAME), and takes $$ for an escaped $."""
+    """Kubernetes expands $(NAME), and reads $$ as an escaped $."""
     sent = mo.environment({}, {"password": value})[0]["value"]
     assert sent.replace("$$", "\0").replace("\0", "$") == value
     assert "$(" not in sent.replace("$$", "")
@@ -380,7 +380,7 @@ def test_ports_merge_by_their_number_and_probes_by_their_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", ["exec", "httpGet", "tcpSocket", "grpc"])
-def test_a_probe_asks_in_one_way(kind: str) -> None:
+def test_a_probe_has_exactly_one_kind_of_check(kind: str) -> None:
     for probe in ("readinessProbe", "livenessProbe"):
         asks = container_of(**{probe: {kind: {"port": 1}}})[probe]
         assert [key for key in asks if not key.endswith(("Seconds", "Threshold"))] == [kind]
@@ -391,7 +391,7 @@ def test_lists_without_a_key_replace(args: list[str]) -> None:
     assert container_of(args=args)["args"] == args
 
 
-def test_what_is_there_twice_or_is_no_list_is_for_the_api_server_to_refuse() -> None:
+def test_duplicates_and_values_that_are_not_lists_are_left_for_the_api_server_to_refuse() -> None:
     twice = [{"name": "milvus", "image": "a"}, {"name": "milvus", "image": "b"}]
     assert [container["image"] for container in spec_of(containers=twice)["containers"]] == ["a", "b"]
     assert spec_of(containers={})["containers"] == {}
@@ -422,7 +422,7 @@ def test_what_the_operator_relies_on_cannot_be_overridden() -> None:
      {"containers": [{"name": "milvus", "env": [{"name": 3}]}]},
      {"containers": [{"name": "milvus", "ports": [{"containerPort": []}]}]}, {"hostname": None}],
 )  # fmt: skip
-def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_judge(over: Obj) -> None:
+def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_check(over: Obj) -> None:
     assert mo.new_pod(milvus(pod={"spec": over}), 0)["metadata"]["name"] == "x-0"
 
 

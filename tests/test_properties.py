@@ -1,5 +1,5 @@
-"""Whatever pods there are, the decisions lead to the goal in a few passes, and harm nothing on the way; nor do two
-copies of the operator that know little of each other."""
+"""Whatever pods there are, the decisions reach the goal in a few passes and do no harm on the way, even if two copies
+of the operator make them without knowing of each other."""
 
 from __future__ import annotations
 
@@ -94,23 +94,23 @@ def ready(pod: Obj) -> Obj:
 
 
 class World:
-    """A small cluster and its operator, which takes each decision as the loop does. The cluster answers writes as an
-    API server does, and between the passes the kubelets have their turn."""
+    """A small cluster and its operator, which decides as the loop does. The cluster answers writes as an API server
+    does, and the kubelets act between the passes."""
 
     def __init__(
         self, wanted: Obj, pods: list[Obj], broken: bool = False, faults: Sequence[int | str | None] = ()
     ) -> None:
         self.milvus, self.pods, self.broken = wanted, {mo.name_of(pod): pod for pod in pods}, broken
-        self.faults = list(faults)  # of the next writes: the code of an error, `lost` for an answer that is, or none
+        self.faults = list(faults)  # for each of the next writes: an error code, `lost` for a lost answer, or none
         # What the operator knows from one pass to the next:
         self.vetted = self.announced = ""
-        self.replaced = False  # whether finished pods were, a moment ago
+        self.replaced = False  # whether finished pods were replaced a moment ago
         self.hidden: set[str] = set()  # the names of strangers that no list shows
-        self.failed: set[str] = set()  # the names and verbs that failed in this pass, and rest in the next one
+        self.failed: set[str] = set()  # the names and verbs that failed in this pass and rest in the next one
         self.resting: set[str] = set()
 
     def listed(self) -> dict[str, Obj]:
-        """What the operator is shown: what carries our label, and an owner or an instance of ours."""
+        """The pods that the operator considers: those with our label, and our owner or our instance."""
         ours = {name: pod for name, pod in self.pods.items() if mo.MANAGED_BY_LABEL in mo.labels_of(pod)}
         return {
             name: pod
@@ -119,7 +119,7 @@ class World:
         }
 
     def make_pass(self) -> list[str]:
-        """Decide, do it, and decide again upon the answers; the first failure ends it. Returns what was tried."""
+        """Decide, do it, and decide again based on the answers, until something fails. Returns what was tried."""
         self.view, self.changed, self.newer = self.listed(), set[str](), True
         tried: list[str] = []
         for _ in range(mo.Operator.ROUNDS):
@@ -143,7 +143,7 @@ class World:
         return [action for action in decided if action.verb not in self.resting]
 
     def carry_out(self, action: mo.Action) -> None:
-        """Send it, and take in the answer."""
+        """Send the write, and record the answer."""
         name, disrupts = mo.name_of(action.pod), action.disrupts
         if disrupts:
             self.announced, self.newer = mo.uid_of(action.pod), False
@@ -169,7 +169,7 @@ class World:
         self.replaced |= action.verb == "delete" and mo.is_finished(action.pod) and wanted
 
     def answer(self, action: mo.Action) -> Obj | None:
-        """What the API server answers, if it does: the pod as it is now."""
+        """The API server's answer, if there is one: the pod as it is now."""
         fault, name = self.faults.pop() if self.faults else None, mo.name_of(action.pod)
         if action.verb == "create" and (fault == 409 or name in self.pods):
             raise mo.ApiError(409, "it exists", "AlreadyExists")
@@ -185,7 +185,7 @@ class World:
         return self.pods[name]
 
     def check(self, action: mo.Action) -> None:
-        """No decision is about a pod that isn't ours, and none takes a second Ready pod."""
+        """No action touches a pod that is not ours, or deletes a second Ready pod."""
         name, ordinal = mo.name_of(action.pod), mo.ordinal_of(self.milvus, action.pod)
         now, wanted = self.pods.get(name), range(mo.replicas_of(self.milvus))
         if action.verb == "create":
@@ -202,7 +202,7 @@ class World:
             others = {
                 i for i in wanted if i != ordinal and f"mv-{i}" not in mo.strangers(milvus(7), self.pods.values())
             }
-            assert all(mo.is_ready(self.pods[f"mv-{i}"]) for i in others), "a Ready pod goes only while all are Ready"
+            assert all(mo.is_ready(self.pods[f"mv-{i}"]) for i in others), "another pod is not Ready"
 
     def written(self, action: mo.Action) -> Obj:
         """The pod after the write."""
@@ -220,8 +220,8 @@ class World:
         return pod | {"metadata": pod["metadata"] | changes[action.verb]}
 
     def kubelets(self) -> None:
-        """Pods that are ending and those of an earlier Milvus go, the others become Ready unless their template
-        is broken; a back-off is over."""
+        """Pods that are ending or belong to an earlier Milvus are gone, the others become Ready unless their template
+        is broken, and back-offs are over."""
         self.replaced, self.resting, self.failed = False, self.failed, set()
         self.pods = {name: pod for name, pod in self.pods.items() if not is_leaving(pod)}
         for name, pod in self.pods.items():
@@ -230,7 +230,7 @@ class World:
                 self.pods[name] = ready(pod)
 
     def is_moving(self) -> bool:
-        """Whether there is more to come without a new decision."""
+        """Whether something will still change without a new decision."""
         return self.replaced or bool(self.resting | self.failed) or any(map(mo.is_ending, self.pods.values()))
 
     def mine(self, pods: dict[str, Obj]) -> dict[int, Obj]:
@@ -252,7 +252,7 @@ def test_the_goal_is_reached_and_kept(pods: list[Obj], replicas: int, faults: li
         before = world.ready()
         tried = world.make_pass()
         assert faults or len(world.mine(world.pods)) <= most, "more pods than are wanted"  # a delete may be refused
-        assert world.ready() >= before - 1, "two Ready pods went at once"
+        assert world.ready() >= before - 1, "two Ready pods were deleted at once"
         if not tried and not world.is_moving():
             break
         world.kubelets()
@@ -273,7 +273,7 @@ def test_a_broken_template_costs_one_ready_pod_at_most(
     pods: list[Obj], replicas: int, faults: list[int | str | None]
 ) -> None:
     world = World(milvus(replicas), pods, broken=True, faults=faults)
-    world.make_pass()  # which may delete what is surplus, and adopt
+    world.make_pass()  # which may delete surplus pods and adopt orphans
     world.kubelets()
     before = world.ready()
     for _ in range(2 * len(pods) + 4 + 2 * len(faults)):
@@ -301,7 +301,7 @@ def test_the_order_of_the_pods_does_not_matter(
 
 @repeatable
 @given(some_pods, st.integers(0, 6), st.sets(st.sampled_from([f"mv-{i}" for i in range(7)])), st.booleans())
-def test_nothing_is_decided_about_a_pod_that_is_to_be_left_alone(
+def test_no_action_is_decided_for_a_pod_that_must_be_left_alone(
     pods: list[Obj], replicas: int, skip: set[str], vetted: bool
 ) -> None:
     wanted = milvus(replicas)
@@ -313,7 +313,7 @@ def test_nothing_is_decided_about_a_pod_that_is_to_be_left_alone(
 @repeatable
 @given(some_pods, st.integers(0, 6))
 def test_no_pod_is_written_to_twice_at_once(pods: list[Obj], replicas: int) -> None:
-    """The writes of one decision may be carried out at the same time."""
+    """The writes of one decision may run at the same time."""
     wanted = milvus(replicas)
     decided = mo.decide(wanted, pods, mo.Limits(held=mo.strangers(wanted, pods)))
     names = [mo.name_of(action.pod) for action in decided]
@@ -335,23 +335,23 @@ def test_a_status_that_was_written_is_not_written_again(
 
 
 class Conflict(Exception):
-    """What was to be written has changed."""
+    """The object to be written has changed."""
 
 
 class Copies:
     """Two copies of the operator, their API server, the kubelets, and a user who changes the spec. A copy is stopped
-    before each of its requests, so that what it knows may be as old as can be when it goes on."""
+    before each of its requests, so what it knows may be arbitrarily old when it continues."""
 
     def __init__(self) -> None:
         self.revision, self.pods = 1, dict[str, Obj]()
         self.milvus = milvus(3) | {"status": {}}
-        self.down: set[int] = set()  # whose Ready pod a copy has deleted, and which are not Ready again
+        self.down: set[int] = set()  # ordinals whose Ready pod a copy has deleted, until they are Ready again
         self.copies = [self.copy(), self.copy()]
 
     # Who acts.
 
     def goes_on(self, which: int, until: str, requests: int = 15) -> None:
-        """Until it is about to make this request, or has made so many."""
+        """Let a copy continue until it is about to make this request, or has made this many."""
         for _ in range(requests):
             if next(self.copies[which]) == until:
                 break
@@ -371,7 +371,7 @@ class Copies:
                 self.down.discard(int(name[-1]))
 
     def move(self, what: str, which: int) -> None:
-        """Something happens."""
+        """Make one thing happen."""
         if what == "the image changes":
             self.change_the_spec(image="milvus:1" if self.milvus["spec"]["image"] == "milvus:2" else "milvus:2")
         elif what == "the replicas change":
@@ -384,7 +384,7 @@ class Copies:
             self.goes_on(which, until=what)
 
     def copy(self) -> Iterator[str]:
-        """One pass after the other, as the loop makes them; each request is told before it is made."""
+        """One pass after the other, as in the loop; yields each request before it is made."""
         while True:
             yield "list pods"
             pods, revision = dict(self.pods), self.revision
@@ -430,7 +430,7 @@ class Copies:
         return self.pods[name]
 
     def delete(self, wanted: Obj, pod: Obj) -> Obj:
-        """`wanted` is what the Milvus was when the pod was announced."""
+        """`wanted` is the Milvus as it was when the pod was announced."""
         now, ordinal = self.pods.get(mo.name_of(pod)), mo.ordinal_of(wanted, pod) or 0
         if not now or mo.uid_of(now) != mo.uid_of(pod):
             raise Conflict
@@ -438,15 +438,15 @@ class Copies:
             raise Conflict
         if mo.is_ready(now):
             others = {i for i in self.down if i != ordinal and i < mo.replicas_of(wanted)}
-            assert ordinal >= mo.replicas_of(wanted) or not others, f"mv-{ordinal} goes while {others} are down"
+            assert ordinal >= mo.replicas_of(wanted) or not others, f"mv-{ordinal} is deleted while {others} are down"
             self.down.add(ordinal)
         if not mo.is_ending(now):
             self.pods[mo.name_of(pod)] = self.stored(now | {"metadata": now["metadata"] | {"deletionTimestamp": NOW}})
         return self.pods[mo.name_of(pod)]
 
     def comes_to_rest(self) -> bool:
-        """Whether the goal is reached within a minute and a few passes. By then what was announced counts no more: the
-        copy that did may have died."""
+        """Whether the goal is reached within a minute and a few passes. After a minute, an announcement no longer
+        counts, because the copy that made it may have died."""
         self.milvus = self.stored(self.milvus | {"status": {}})
         self.copies = [self.copy(), self.copy()]
         for _ in range(10):
@@ -465,7 +465,7 @@ MOVES = ["kubelets"] * 3 + ["list Milvus"] * 2 + ["announce", "delete", "the ima
 @settings(repeatable, phases=[Phase.generate])
 @given(st.integers(0, 2**64))
 def test_two_copies_never_take_down_two_ready_pods(seed: int) -> None:
-    """With lists of any age, while the spec changes back and forth, and although either may die at any moment.
+    """With lists of any age, while the spec changes back and forth, and although either copy may die at any moment.
 
     A seed draws the moves: this finds three faults planted in `disruptable`, and a RuleBasedStateMachine with as many
     steps found none of them.
@@ -477,7 +477,7 @@ def test_two_copies_never_take_down_two_ready_pods(seed: int) -> None:
 
 
 def test_a_copy_with_an_old_list_does_not_finish_what_another_one_announced() -> None:
-    """The one that announced it had taken another pod before, which the list still shows as Ready."""
+    """The copy that announced it had deleted another pod before, which the old list still shows as Ready."""
     both = Copies()
     for ordinal, template in enumerate((OLD, OLD, milvus())):
         made = both.create(template, mo.name_only(milvus(), ordinal))
@@ -520,7 +520,7 @@ def test_a_copy_that_could_not_delete_a_pod_waits_while_another_copy_does(
     passing = threading.Thread(target=make_pass, args=[second])
     passing.start()
     try:
-        assert asked.wait(20), "the second copy finishes what the first one has announced"
+        assert asked.wait(20), "the second copy finishes what the first one announced"
         make_pass(first)
     finally:
         go.set()
@@ -546,7 +546,7 @@ def test_a_milvus_is_given_the_pods_of_its_own_namespace(kube: Kube, plane: Cont
         assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {mo.uid_of(here)}
         assert other.names() == ["x-0", "x-1", "x-5"]
         assert mo.owner_uid(other.all_pods()["x-0"]) == mo.uid_of(there)
-        assert mo.owner_uid(other.all_pods()["x-1"]) == mo.uid_of(there), "the orphan is of the Milvus beside it"
+        assert mo.owner_uid(other.all_pods()["x-1"]) == mo.uid_of(there), "the orphan is in the other namespace"
         before = other.uids()["x-0"]
         kube.change(replicas=0)
         eventually(lambda: make_pass(everywhere) or kube.names() == [])

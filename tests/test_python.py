@@ -1,4 +1,4 @@
-"""Pythons: the one that runs the tests, and that of the image, which may be another."""
+"""The Python that runs the tests and the Python of the image, which may differ."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TESTS = (
 
 
 @pytest.mark.platform
-def test_the_import_warns_of_nothing() -> None:
+def test_the_import_gives_no_warnings() -> None:
     command = [sys.executable, "-W", "error", "-c", "import milvus_operator"]
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(1200)  # the first time it installs packages
+@pytest.mark.timeout(1200)  # the first run installs packages
 def test_the_images_python_starts_verifies_certificates_and_reads_deep_json() -> None:
     named = re.search(r"python:(\d+\.\d+)", (TOP / "Dockerfile").read_text())
     assert named

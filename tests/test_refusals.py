@@ -1,4 +1,4 @@
-"""Writes that are refused or fail: they rest, they are said once, and they delay nobody else."""
+"""Writes that are refused or fail: they back off, are reported once, and delay no other write."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_one_refused_write_does_not_starve_the_others(kube: Kube, operator: mo.O
     make_pass(operator)
     assert "not that one" in kube.condition("Reconciled")["message"]
     make_pass(operator)
-    assert kube.names() == ["x-1", "x-2"], "one pass later, and not after a back-off"
+    assert kube.names() == ["x-1", "x-2"], "in the next pass, not after a back-off"
     assert "not that one" in kube.condition("Reconciled")["message"]
     kube.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", kube.ns)
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
 def test_a_transient_error_is_reported_and_retried_soon(kube: Kube, wire: Wire, code: int) -> None:
-    """After 1 s, 2 s, 4 s up to 30 s, and one pod is tried in each pass."""
+    """After 1 s, 2 s, 4 s, up to 30 s; and only one pod is tried in each pass."""
     asked = 0
 
     def fault(handler: Any, verb: str, path: str) -> bool:
@@ -102,7 +102,7 @@ def test_a_transient_error_is_reported_and_retried_soon(kube: Kube, wire: Wire, 
 def test_a_create_that_gets_no_answer_does_not_mean_that_the_server_is_unreachable(
     kube: Kube, wire: Wire, caplog: Any
 ) -> None:
-    """A webhook may be slow for one Milvus alone, which is told so."""
+    """A webhook may be slow for a single Milvus, whose condition then says so."""
     wire.spoil("POST", "/pods", 500, b"{}", after=2)
     kube.create()
     assert not make_pass(new_operator(kube, server=wire.url, timeout=1), once=True)
@@ -111,7 +111,7 @@ def test_a_create_that_gets_no_answer_does_not_mean_that_the_server_is_unreachab
 
 
 def test_a_create_that_is_answered_with_404_is_reported(kube: Kube, wire: Wire) -> None:
-    """What is not found is not the pod."""
+    """It is not the pod that was not found."""
     wire.spoil("POST", "/pods", 404, b'{"kind": "Status", "message": "no such runtime class"}')
     kube.create()
     assert not make_pass(new_operator(kube, server=wire.url))
@@ -136,8 +136,8 @@ def test_what_has_been_done_is_no_longer_reported_as_refused(
     assert kube.condition("Reconciled")["status"] == "True"
 
 
-def test_a_refusal_that_another_copy_has_seen_the_end_of_is_not_written_again(kube: Kube, wire: Wire) -> None:
-    """Else the two would write the status to and fro in every pass."""
+def test_a_refusal_that_another_copy_saw_resolved_is_not_written_again(kube: Kube, wire: Wire) -> None:
+    """Otherwise, each copy would overwrite the status of the other in every pass."""
     kube.kubectl("create", "quota", "q", "--hard=pods=0")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0")
     kube.create()
@@ -154,7 +154,7 @@ def test_a_refusal_that_another_copy_has_seen_the_end_of_is_not_written_again(ku
     assert {request.verb for request in wire.requests} == {"GET"}
 
 
-def test_a_quota_of_two_of_twenty(kube: Kube, wire: Wire) -> None:
+def test_a_quota_of_two_for_twenty_pods_costs_few_requests(kube: Kube, wire: Wire) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=2")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
     kube.create(replicas=20)
@@ -167,17 +167,17 @@ def test_a_quota_of_two_of_twenty(kube: Kube, wire: Wire) -> None:
     assert (reconciled["status"], reconciled["reason"]) == ("False", "QuotaExceeded")
     assert "exceeded quota: q" in reconciled["message"]
     posts = [request for request in wire.requests if request.verb == "POST" and request.path.endswith("/pods")]
-    assert len(posts) <= 7, "batches of 1, 2, 4: two pods, and as many refusals as were under way"
+    assert len(posts) <= 7, "batches of 1, 2 and 4: two pods, and the refusals of those batches"
     clock.skip(1)
     settle(operator)
     kube.delete_pod("x-0")
     kube.gone("x-0")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.used.pods}") == "1")
     make_pass(operator)
-    assert kube.names() == there, "at once: one pod less makes room for another"
+    assert kube.names() == there, "at once, because one pod fewer makes room for another"
     kube.kubectl("delete", "quota", "q")
     settle(operator)
-    assert kube.names() == there, "what was refused waits for its back-off"
+    assert kube.names() == there, "refused pods wait for their back-off"
     kube.change(replicas=6)
     settle(operator)
     assert len(kube.names()) == 6, "a changed spec is tried at once"
@@ -209,13 +209,13 @@ def test_a_delete_that_keeps_failing_delays_no_other_pod(kube: Kube, wire: Wire,
     kube.gone("x-1")
     clock.skip(400)
     make_pass(operator)
-    assert "x-1" in kube.names(), "also when it is tried again"
+    assert "x-1" in kube.names(), "even when it is retried"
     if code:
-        assert "x-2" not in kube.names(), "and other pods are deleted meanwhile"
+        assert "x-2" not in kube.names(), "and other pods are deleted in the meantime"
     assert "x-3" in kube.names()
 
 
-def test_a_conflict_about_a_quota_is_tried_again_at_once(kube: Kube, wire: Wire) -> None:
+def test_a_conflict_about_a_quota_is_retried_at_once(kube: Kube, wire: Wire) -> None:
     message = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
     refused = refusing("POST", f"/{kube.ns}/pods", 409, message, "Conflict")
 
@@ -261,7 +261,7 @@ def test_passes_fail_as_long_as_a_right_is_missing_even_while_its_writes_rest(
     assert f"resolved: {said}" in caplog.text
 
 
-def test_a_trouble_whose_message_varies_is_logged_once(
+def test_a_problem_whose_message_varies_is_logged_once(
     kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     lengths = iter(range(100, 200))
@@ -282,7 +282,7 @@ def test_a_trouble_whose_message_varies_is_logged_once(
     assert caplog.text.count("resolved: cannot reach") == 1
 
 
-def test_a_right_that_many_lack_is_reported_once(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_right_that_many_need_is_reported_once(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     right = 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
     wire.fault = refusing("POST", f"/{kube.ns}/pods", 403, right, "Forbidden")
     for name in "abcde":
@@ -321,8 +321,8 @@ def test_a_create_whose_connection_is_reset_delays_no_other(kube: Kube, wire: Wi
     assert kube.names() == ["x-1", "x-2"]
 
 
-def test_what_was_refused_for_a_pod_does_not_delay_something_else_about_it(kube: Kube, wire: Wire) -> None:
-    """Its delete was refused, and then somebody else deleted it: it is created at once."""
+def test_a_refused_write_to_a_pod_does_not_delay_a_different_one(kube: Kube, wire: Wire) -> None:
+    """Its delete was refused, then somebody else deleted it: it is created at once."""
     kube.create(replicas=2)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1")

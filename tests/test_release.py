@@ -1,4 +1,4 @@
-"""What a release has, and how it comes and goes: the bundle for OLM, dist/, an upgrade, an uninstallation."""
+"""A release: the bundle for OLM, dist/, upgrading and uninstalling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit import TOP, Kube, Obj, eventually, settle
 
 
 def make_bundle(folder: Path, *image: str) -> dict[str, bytes]:
-    """The files that the script makes, by their paths."""
+    """The files that the script makes, by path."""
     subprocess.run([sys.executable, "-m", "bundle.make", folder, *image], cwd=TOP, check=True)
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -30,7 +30,7 @@ def service_version() -> Obj:
     return csv
 
 
-def test_the_bundle_is_what_the_script_makes_now(tmp_path: Path) -> None:
+def test_the_bundle_is_up_to_date(tmp_path: Path) -> None:
     made = make_bundle(tmp_path)
     there = [TOP / "bundle.Dockerfile", *TOP.glob("bundle/manifests/*"), *TOP.glob("bundle/metadata/*")]
     assert {str(path.relative_to(TOP)): path.read_bytes() for path in there} == made, "run `make bundle`"
@@ -42,7 +42,7 @@ def test_olm_gets_the_pod_and_the_rights_of_deploy_yaml_and_no_others() -> None:
     assert install["permissions"] == [
         {"serviceAccountName": "milvus-operator", "rules": documents["ClusterRole"]["rules"]}
     ]
-    assert "clusterPermissions" not in install, "what it may do is limited to the namespaces that it serves"
+    assert "clusterPermissions" not in install, "its rights are limited to the namespaces that it serves"
     (deployment,) = install["deployments"]
     container, ours = (
         spec["template"]["spec"]["containers"][0] for spec in (deployment["spec"], documents["Deployment"]["spec"])
@@ -57,12 +57,12 @@ def test_olm_gets_the_pod_and_the_rights_of_deploy_yaml_and_no_others() -> None:
     assert deployment["spec"] == documents["Deployment"]["spec"]
 
 
-def test_the_example_of_the_bundle_is_accepted(kube: Kube) -> None:
+def test_the_example_in_the_bundle_is_accepted(kube: Kube) -> None:
     (example,) = json.loads(service_version()["metadata"]["annotations"]["alm-examples"])
     kube.kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(example))
 
 
-def test_a_release_has_the_same_bytes_each_time_and_its_sums_are_right(tmp_path: Path) -> None:
+def test_a_release_is_reproducible_and_its_checksums_are_right(tmp_path: Path) -> None:
     made = []
     for copy in (tmp_path / "once", tmp_path / "again"):
         shutil.copytree(TOP / "bundle", copy / "bundle")
@@ -78,7 +78,7 @@ def test_a_release_has_the_same_bytes_each_time_and_its_sums_are_right(tmp_path:
     assert made[0] == made[1]
 
 
-def test_the_manifest_of_a_release_installs_all_with_its_image(kube: Kube, tmp_path: Path) -> None:
+def test_the_manifest_of_a_release_installs_everything_with_its_image(kube: Kube, tmp_path: Path) -> None:
     image = "example/milvus-operator:test"
     manifest = make_bundle(tmp_path, image)[f"milvus-operator-{mo.__version__}.yaml"].decode()
     crd, *documents = yaml.safe_load_all(manifest)
@@ -92,7 +92,7 @@ def test_the_manifest_of_a_release_installs_all_with_its_image(kube: Kube, tmp_p
 
 
 def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
-    """As the documents say: first the CRD, then the operator."""
+    """In the order that the documents give: the CRD first, then the operator."""
     kube.kubectl("apply", "-f", str(TOP / "tests/upgrade/crd.yaml"))
     try:
         milvus, pod = (TOP / "tests/upgrade/pod.yaml").read_text().split("---\n")
@@ -110,7 +110,7 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
 
 
 def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
-    """make, with a terminal as its standard input; returns its exit code and what it said."""
+    """Run make with a terminal as its standard input; returns its exit code and its output."""
     master, terminal = pty.openpty()
     os.write(master, f"{answer}\n".encode())
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
@@ -129,7 +129,7 @@ def deployed(kube: Kube) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("target", ["uninstall", "undeploy"])
-def test_what_removes_something_says_what_and_asks_at_a_terminal(kube: Kube, deployed: None, target: str) -> None:
+def test_removing_says_what_it_removes_and_asks_at_a_terminal(kube: Kube, deployed: None, target: str) -> None:
     code, said = at_a_terminal(kube, target, "n")
     assert code == 2
     assert "every Milvus" in said
@@ -137,7 +137,7 @@ def test_what_removes_something_says_what_and_asks_at_a_terminal(kube: Kube, dep
     kube.kubectl("get", "crd/milvuses.zilliz.com", "namespace/milvus-operator", "clusterrole/milvus-operator")
 
 
-def test_who_says_yes_has_it_removed_and_the_pods_stay(kube: Kube, operator: mo.Operator, deployed: None) -> None:
+def test_after_a_yes_undeploy_keeps_only_the_pods(kube: Kube, operator: mo.Operator, deployed: None) -> None:
     kube.create()
     settle(operator)
     code, said = at_a_terminal(kube, "undeploy", "y")

@@ -1,4 +1,4 @@
-"""Rights: the operator as its own service account, with the rules of the manifests and RBAC on."""
+"""Rights: the operator runs as its own service account, with the rules of the manifests, under RBAC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit import (
 from tests.wire import Request, Wire
 
 Right = tuple[str, str]  # verb, resource with its group
-IMPLIED = ("update", "zilliz.com/milvuses/finalizers")  # asked for by the API server when an owner reference blocks
+IMPLIED = ("update", "zilliz.com/milvuses/finalizers")  # the API server requires it for blockOwnerDeletion
 
 
 def manifest(file: str, namespace: str) -> list[Obj]:
@@ -65,7 +65,7 @@ def token(kube: Kube, namespace: str) -> str:
 
 @pytest.fixture(params=["deploy.yaml", "deploy-namespaced.yaml"])
 def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list[Obj], str]]:
-    """The documents of an installation, applied, and its namespace."""
+    """Applies the manifest of an installation; its documents and its namespace."""
     documents = manifest(request.param, kube.ns)
     namespace = documents[1]["metadata"]["namespace"]
     kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
@@ -75,13 +75,13 @@ def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
-    """All that the operator ever does; what it may not do is left undone."""
+    """Make the operator do everything that it ever does; what it is not allowed to do is skipped."""
 
     def passes(count: int = 3) -> None:
         for _ in range(count):
             make_pass(operator, once=True)
 
-    passes(1)  # nothing there yet
+    passes(1)  # while there is nothing yet
     kube.create(replicas=2)
     kube.create("kept", storage={"size": "1Gi", "storageClassName": "none"})
     kube.create_pod("taken-0")
@@ -92,7 +92,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
             kube.delete_pod("x-0")
             kube.gone("x-0")
         passes()
-    if "kept-0" in kube.names():  # its claim is there already
+    if "kept-0" in kube.names():  # its claim exists already
         kube.delete_pod("kept-0")
         kube.gone("kept-0")
     passes()
@@ -105,7 +105,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
 
 
 @pytest.mark.platform
-def test_the_rules_are_what_the_operator_uses_no_more_and_no_less(
+def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     documents, namespace = installed
@@ -140,7 +140,7 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(
     live(kube, operator)
     named = without_group(resource)
     assert f"not allowed to {verb} {named} in namespace {kube.ns}: grant this right to the operator" in caplog.text
-    assert caplog.text.count(f"not allowed to {verb} {named} in") == 1, "said once"
+    assert caplog.text.count(f"not allowed to {verb} {named} in") == 1, "logged once"
     if verb == "list":
         assert "x-1" not in kube.names(), "nothing is decided without both lists"
     elif verb not in ("create", "update") and missing != ("get", "persistentvolumeclaims"):
@@ -149,9 +149,7 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(
         assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]
 
 
-def test_an_account_without_any_rights_is_told_so_and_keeps_trying(
-    kube: Kube, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_any_rights_the_operator_says_so_and_keeps_trying(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
     kube.kubectl("create", "serviceaccount", "milvus-operator")
     operator = new_operator(kube, token=token(kube, kube.ns))
     for _ in range(3):
@@ -174,7 +172,7 @@ def test_pod_security_accepts_the_operators_pod(kube: Kube, installed: tuple[lis
             pods.create(body=pod, namespace=namespace, dry_run="All")
 
 
-def test_one_image_line_is_all_that_an_installation_changes() -> None:
+def test_an_installation_changes_only_one_image_line() -> None:
     for file in ("deploy.yaml", "deploy-namespaced.yaml"):
         lines = [line.strip() for line in (TOP / file).read_text().splitlines()]
         assert [line for line in lines if line.startswith("image:")] == [f"image: milvus-operator:{mo.__version__}"]

@@ -28,7 +28,7 @@ from tests.wire import Handler, Wire
 
 
 def paused(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Any]) -> None:
-    """Something happens after the operator's next lists, and before it acts upon them."""
+    """Make a pass in which something changes after the operator has listed and before it acts."""
     real = operator.cluster.snapshot
 
     def snapshot(namespace: str | None) -> Any:
@@ -42,17 +42,17 @@ def paused(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch, change: Calla
 
 
 def announce(kube: Kube, uid: str) -> None:
-    """As another copy of the operator, which then dies."""
+    """Announce a pod like another copy of the operator, which then dies."""
     body = {"status": {"disruptedPod": f"{uid} then"}}
     kube.milvuses.status.patch(name="x", namespace=kube.ns, body=body, content_type="application/merge-patch+json")
 
 
 class Deletes:
-    """A fault that lets deletes through one at a time, and judges each by what is there at that moment."""
+    """A fault that lets deletes through one at a time, and judges each by the pods at that moment."""
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.lock = kube, threading.Lock()
-        self.down: dict[str, str] = {}  # the UID of each Ready pod that went, by name, until it is Ready again
+        self.down: dict[str, str] = {}  # the UIDs of Ready pods that were deleted, by name, until they are Ready again
         self.taken: list[str] = []
         self.harm: list[str] = []
 
@@ -82,7 +82,7 @@ def is_ready(pod: Obj) -> bool:
 
 
 def delay_lists(operator: mo.Operator, dice: random.Random) -> None:
-    """From now on its lists are up to 1.5 s old, and that of the pods is as old as that of the Milvus or older."""
+    """From now on, its lists are up to 1.5 s old, and that of pods is as old as that of Milvus resources, or older."""
     real, kept = operator.cluster.snapshot, list[tuple[float, Any]]()
 
     def snapshot(namespace: str | None) -> Any:
@@ -95,7 +95,7 @@ def delay_lists(operator: mo.Operator, dice: random.Random) -> None:
     operator.cluster.snapshot = snapshot  # type: ignore[method-assign]
 
 
-def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest(kube: Kube, wire: Wire) -> None:
+def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest_ordinal(kube: Kube, wire: Wire) -> None:
     kube.create(replicas=3)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -112,7 +112,7 @@ def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest(kube: Kube, wi
     eventually(lambda: make_pass(operator) and kube.images() == ["milvus:2"] * 3)
     deleted = [request.path.rpartition("/")[2] for request in wire.requests if request.verb == "DELETE"]
     assert deleted == ["x-2", "x-1", "x-0"]
-    assert ready == [3, 3, 3], "each goes only while all are Ready"
+    assert ready == [3, 3, 3], "each is deleted only while all are Ready"
     eventually(lambda: make_pass(operator) and kube.condition("Ready")["status"] == "True")
     assert kube.status()["updatedReplicas"] == 3
 
@@ -150,8 +150,8 @@ def test_a_changed_milvus_spec_rolls_and_replicas_do_not(kube: Kube, operator: m
     eventually(lambda: make_pass(operator) and kube.uids().get("x-0") not in (None, before["x-0"]))
 
 
-def test_a_stranger_that_the_lists_do_not_show_blocks_no_roll(kube: Kube, operator: mo.Operator) -> None:
-    """Without our labels it is seen only when its name is tried, which its back-off allows once in a while."""
+def test_a_stranger_that_the_lists_do_not_show_does_not_block_a_roll(kube: Kube, operator: mo.Operator) -> None:
+    """Without our labels, it is noticed only when its name is tried, which its back-off allows now and then."""
     kube.create_pod("x-1")
     kube.create(replicas=3)
     make_pass(operator)
@@ -171,9 +171,7 @@ def test_rolling_back_under_a_quota(kube: Kube, operator: mo.Operator) -> None:
     eventually(lambda: make_pass(operator) is not None and kube.images() == ["milvus:2"] * 2)
 
 
-def test_refused_deletes_of_a_roll_have_their_back_off_and_the_rest_is_rolled(
-    kube: Kube, wire: Wire, clock: Clock
-) -> None:
+def test_refused_deletes_of_a_roll_back_off_and_the_other_pods_are_rolled(kube: Kube, wire: Wire, clock: Clock) -> None:
     kube.create(replicas=3)
     operator = new_operator(kube, server=wire.url, clock=clock)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -204,7 +202,7 @@ def test_no_ready_pod_is_deleted_for_a_spec_that_has_changed_since_it_was_listed
 
 
 def test_a_slow_scale_down_stops_when_it_is_no_longer_wanted(kube: Kube, wire: Wire) -> None:
-    """Scaled from 6 to 1 and back within a pass: each Ready pod is deleted upon the spec of that moment."""
+    """Scaled from 6 to 1 and back within a pass: each Ready pod is deleted only if the current spec asks for it."""
     kube.create(replicas=6)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, *(f"x-{i}" for i in range(6)))
@@ -220,13 +218,13 @@ def test_a_slow_scale_down_stops_when_it_is_no_longer_wanted(kube: Kube, wire: W
     wire.fault = fault
     kube.change(replicas=1)
     make_pass(operator, once=True)
-    assert len(deleted) == 2, "the one that was under way is the last"
+    assert len(deleted) == 2, "the delete that was in progress is the last"
 
 
-def test_two_copies_on_different_lists_do_not_take_two_ready_pods(
+def test_two_copies_with_different_lists_do_not_delete_two_ready_pods(
     kube: Kube, operator: mo.Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One acts in the moment after the other has listed: as two of them do that run at once."""
+    """One acts just after the other has listed, as may happen when two of them run at once."""
     other = new_operator(kube)
     kube.create(replicas=3)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -243,8 +241,8 @@ def test_two_copies_on_different_lists_do_not_take_two_ready_pods(
     assert gone == {"x-2"}
 
 
-def test_an_announced_pod_that_still_stands_keeps_the_others(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
-    """Its delete may be on the way. After a minute whoever announced it has died."""
+def test_an_announced_pod_that_still_exists_protects_others(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
+    """Its delete may be in progress. After a minute, the copy that announced it must have died."""
     kube.create(replicas=3)
     rest(operator, kube, "x-0", "x-1", "x-2")
     before = kube.uids()
@@ -273,7 +271,7 @@ def test_a_roll_goes_on_with_the_pod_that_another_copy_has_announced(
 
 
 def test_no_ready_pod_is_rolled_in_a_pass_that_deletes_others(kube: Kube, wire: Wire) -> None:
-    """Also not in a later round of that pass, when those are on their way out."""
+    """Not even in a later round of that pass, when the others are ending."""
     kube.create(replicas=4)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1", "x-2", "x-3")
@@ -284,7 +282,7 @@ def test_no_ready_pod_is_rolled_in_a_pass_that_deletes_others(kube: Kube, wire: 
 
 
 def test_three_copies_one_of_them_with_old_lists_never_delete_two_ready_pods_at_once(kube: Kube) -> None:
-    """While the spec flips; some deletes come late."""
+    """While the spec changes back and forth, and some deletes are late."""
     kube.create(replicas=4)
     dice, deletes, stopping = random.Random(5), Deletes(kube), threading.Event()
     wires = [new_wire(kube.plane) for _ in range(3)]
@@ -303,10 +301,10 @@ def test_three_copies_one_of_them_with_old_lists_never_delete_two_ready_pods_at_
         thread.start()
     end = time.monotonic() + 120  # a quiet machine needs a third of that
     while len(deletes.taken) < 15 and time.monotonic() < end:
-        wish: Obj = (
+        update: Obj = (
             {"image": f"milvus:{dice.randrange(2)}"} if dice.random() < 0.5 else {"replicas": dice.randint(2, 4)}
         )
-        kube.change(**wish)
+        kube.change(**update)
         time.sleep(dice.uniform(0.3, 3))
     stopping.set()
     for thread in threads:

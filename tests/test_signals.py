@@ -1,4 +1,4 @@
-"""Signals: what is being written is finished, and the process ends with the right exit code."""
+"""Signals: writes in progress are finished, and the process ends with the right exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Start = Callable[..., Command]
 
 
 class Contained(Command):
-    """The command as process 1 of a namespace of its own, as in a container: what it does not handle, it never gets."""
+    """The command as process 1 of its own namespace, as in a container: it gets only the signals that it handles."""
 
     def __init__(self, *arguments: str, env: dict[str, str]) -> None:
         unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -57,7 +57,7 @@ class Plain(Command):
 
 @pytest.fixture(params=[Plain, Contained])
 def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts the command, as a process like others and as process 1; with a wire, through that."""
+    """Starts the command, as an ordinary process or as process 1, and through a wire if there is one."""
     started = []
 
     def start(*arguments: str, wire: Wire | None = None) -> Plain | Contained:
@@ -71,21 +71,21 @@ def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[
 
 
 def slow_creates(wire: Wire, seconds: float) -> threading.Event:
-    """From now on a create of a pod takes that long; the event is set when the first one is under way."""
-    under_way = threading.Event()
+    """From now on, creating a pod takes this long; the event is set when the first create is in progress."""
+    in_progress = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST" and path.partition("?")[0].endswith("/pods"):
-            under_way.set()
+            in_progress.set()
             wire.over.wait(seconds)
         return False
 
     wire.fault = fault
-    return under_way
+    return in_progress
 
 
 def has_handler(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM: before, Python itself is starting."""
+    """Whether the process has a handler for SIGTERM; until then, Python itself is starting."""
     caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -128,7 +128,7 @@ def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) ->
 
 @pytest.mark.platform
 def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
-    """What a signal's handler raises in a finalizer, as those of old connections, comes to nothing."""
+    """If a signal handler raises in a finalizer, such as that of an old connection, the exception is lost."""
     code = """if True:
         import logging, os, signal, weakref
         import milvus_operator
@@ -154,27 +154,27 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
 def test_a_second_signal_ends_it_at_once(
     kube: Kube, wire: Wire, run: Callable[..., Any], signum: int, code: int
 ) -> None:
-    under_way = slow_creates(wire, 20)
+    in_progress = slow_creates(wire, 20)
     kube.create()
     process = run(wire=wire)
-    assert under_way.wait(20)
+    assert in_progress.wait(20)
     process.signal(signum)
     time.sleep(0.3)
-    assert process.process.poll() is None, "it waits for the write under way"
+    assert process.process.poll() is None, "it waits for the write in progress"
     process.signal(signum)
-    assert process.end() == code, "0 would be the end of its four seconds"
+    assert process.end() == code, "0 would mean that its four seconds were over"
     assert "Traceback" not in process.log
 
 
 @pytest.mark.parametrize("interval", ["3600", "0.3"])
-def test_writes_under_way_are_finished_before_it_ends(
+def test_writes_in_progress_are_finished_before_it_ends(
     kube: Kube, wire: Wire, run: Callable[..., Any], interval: str
 ) -> None:
-    """Also those that take longer than their pass."""
-    under_way = slow_creates(wire, 2.5)
+    """Even those that take longer than their pass."""
+    in_progress = slow_creates(wire, 2.5)
     kube.create()
     process = run("--interval", interval, wire=wire)
-    assert under_way.wait(20)
+    assert in_progress.wait(20)
     time.sleep(1.2)
     process.signal(signal.SIGTERM)
     started = time.monotonic()

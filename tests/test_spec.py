@@ -139,7 +139,7 @@ def test_a_name_of_52_characters_with_a_thousand_replicas_is_a_host_name(kube: K
 @pytest.mark.parametrize("levels", [600, 950])
 @pytest.mark.platform
 def test_a_milvus_nested_deeply_is_invalid_and_harms_nobody(kube: Kube, operator: mo.Operator, levels: int) -> None:
-    """Deep enough for what is done with the parsed object, not for the parser."""
+    """Too deep for the code that uses the parsed object, but not for the parser."""
     deep = '{"spec":' * levels + "{}" + "}" * levels
     spec = f'{{"image":"i","pod":{deep}}}'
     body = f'{{"apiVersion":"zilliz.com/v1","kind":"Milvus","metadata":{{"name":"deep"}},"spec":{spec}}}'

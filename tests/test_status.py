@@ -37,7 +37,7 @@ def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> Non
     assert scale["status"]["selector"] == status["selector"]
 
 
-def test_one_status_is_written_in_a_pass(kube: Kube, wire: Wire) -> None:
+def test_a_pass_writes_one_status(kube: Kube, wire: Wire) -> None:
     kube.create(replicas=5)
     operator = new_operator(kube, server=wire.url)
     make_pass(operator, once=True)
@@ -72,7 +72,7 @@ def test_the_missing_status_of_a_deleted_milvus_is_not_a_failure(kube: Kube, wir
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
-def test_the_status_of_an_earlier_milvus_is_not_that_of_a_new_one(kube: Kube, operator: mo.Operator) -> None:
+def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one(kube: Kube, operator: mo.Operator) -> None:
     gone = kube.create()
     kube.delete()
     eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
@@ -82,7 +82,7 @@ def test_the_status_of_an_earlier_milvus_is_not_that_of_a_new_one(kube: Kube, op
     assert kube.status() == {"observedGeneration": -1}
 
 
-def test_an_unschedulable_pod_says_so(kube: Kube, operator: mo.Operator) -> None:
+def test_an_unschedulable_pod_is_reported(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("cordon", "-l", "type=kwok")
     try:
         kube.create()

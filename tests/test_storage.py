@@ -112,7 +112,7 @@ def test_a_claim_that_exists_and_cannot_be_read_is_an_error_that_backs_off(kube:
 
 
 def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
-    """A pod made on it would stay Pending for ever."""
+    """A pod that used it would stay Pending forever."""
     kube.create(storage=STORED)
     make_pass(operator)
     before = claim_uid(kube, "data-x-0")
@@ -121,7 +121,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Op
     kube.delete_pod("x-0")
     kube.gone("x-0")
     for _ in range(3):
-        assert make_pass(operator), "that is no failure"
+        assert make_pass(operator), "that is not a failure"
         clock.skip(30)
     assert kube.names() == []
     assert kube.condition("Reconciled")["status"] == "True"
@@ -134,10 +134,10 @@ def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Op
     assert claim_uid(kube, "data-x-0") not in ("", before)
 
 
-def test_a_used_up_quota_of_claims_does_not_keep_a_pod_from_its_existing_claim(
+def test_a_pod_with_an_existing_claim_is_created_even_if_the_quota_of_claims_is_used_up(
     kube: Kube, operator: mo.Operator
 ) -> None:
-    """The API server asks the quota before it looks whether the claim is there."""
+    """The API server checks the quota before it checks whether the claim exists."""
     kube.kubectl("create", "quota", "q", "--hard=persistentvolumeclaims=1")
     eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}") == "1")
     kube.create(storage=STORED)

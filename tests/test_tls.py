@@ -1,4 +1,4 @@
-"""Certificates of API servers: what kubectl accepts is accepted on every Python, and nothing else."""
+"""Certificates of API servers: every Python accepts those that kubectl accepts, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
-    """Puts a certificate before the API server; returns a kubeconfig that trusts another one."""
+    """Serves the API with one certificate; returns a kubeconfig that trusts another one."""
     wires = []
 
     def start(served: Path, trusted: Path, **changes: str) -> str:
@@ -48,10 +48,10 @@ def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
     ],
     ids=["as of today", "no authority key identifier", "no key identifiers", "no key usage", "not critical"],
 )
-def test_a_certificate_as_older_clusters_have_it_is_accepted(
+def test_certificates_of_older_clusters_are_accepted(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path, of_authority: Obj, of_server: Obj
 ) -> None:
-    """By default Python 3.13 and later accept only the first of them, kubectl all."""
+    """By default, Python 3.13 and later accept only the first of them; kubectl accepts all."""
     authority = certificate(tmp_path / "authority", **of_authority)
     certificate(tmp_path / "server", authority, **of_server)
     kube.create()
@@ -70,7 +70,7 @@ def test_a_certificate_as_older_clusters_have_it_is_accepted(
     ],
     ids=["expired", "of another authority", "of another host"],
 )  # fmt: skip
-def test_a_certificate_that_proves_nothing_is_refused_with_the_reason(
+def test_an_invalid_certificate_is_refused_with_the_reason(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path, authority: str, of_server: Obj, reason: str
 ) -> None:
     certificate(tmp_path / "another")
@@ -84,7 +84,7 @@ def test_a_certificate_that_proves_nothing_is_refused_with_the_reason(
     assert kube.names() == []
 
 
-def test_tls_server_name_is_the_host_that_the_certificate_must_name(
+def test_the_certificate_must_name_the_host_in_tls_server_name(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path
 ) -> None:
     """For a server behind a tunnel, whose address is not in its certificate."""
@@ -100,7 +100,7 @@ def test_tls_server_name_is_the_host_that_the_certificate_must_name(
 def test_an_authority_that_is_replaced_is_trusted_within_a_minute(
     kube: Kube, serve: Serve, clock: Clock, tmp_path: Path
 ) -> None:
-    """Its bundle is a file that somebody writes anew."""
+    """Its bundle is a file that is rewritten."""
     certificate(tmp_path / "earlier")
     certificate(tmp_path / "server", certificate(tmp_path / "authority"))
     file = Path(serve(tmp_path / "server", tmp_path / "authority"))

@@ -1,9 +1,9 @@
-"""A wire to the real API server that records requests and can spoil answers.
+"""A wire: a proxy to the real API server that records requests and can break them.
 
-It forwards every request as it is. A test sets `fault` to a function that is called with the
-handler and the request's verb and path; when that returns true, it has dealt with the request.
-With a `copy` of the judge's, that hears of each request and of each answer that is read: one that
-comes late is not handed over, so that it is never in doubt whether a time-out came first.
+It forwards every request unchanged. A test may set `fault` to a function that is called with the
+handler and the request's verb and path; if it returns true, it has handled the request. A test may
+set `copy`, so that the judge hears about each request and each answer that is delivered. An answer
+that takes longer than `patience` is dropped, so that the judge knows that the copy has not read it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Request(NamedTuple):
     query: dict[str, list[str]]
     body: bytes
     code: int
-    credentials: str  # the header Authorization
+    credentials: str  # the Authorization header
 
 
 class Wire:
     def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
-        self.keep = True  # them
-        self.connections: list[Any] = []  # the addresses of those that were accepted
-        self.over = threading.Event()  # the test is
+        self.keep = True  # whether requests are recorded
+        self.connections: list[Any] = []  # the clients' addresses, one for each accepted connection
+        self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.copy: Copy | None = None
-        self.patience = math.inf  # seconds
+        self.patience = math.inf  # seconds to wait for an answer
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server, self.tls = server, tls
         self.listen(0)
@@ -57,7 +57,7 @@ class Wire:
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
     def spoil(self, verb: str, part: str, code: int, body: bytes, after: float = 0) -> None:
-        """From now on answer so, after some seconds, what has that verb and this part in its path."""
+        """From now on, give this answer, after some seconds, to requests with this verb and this part in the path."""
 
         def fault(handler: Handler, asked: str, path: str) -> bool:
             hit = asked == verb and part in path
@@ -69,7 +69,7 @@ class Wire:
         self.fault = fault
 
     def outage(self, seconds: float) -> None:
-        """Reset each connection that asks for something, and refuse new ones."""
+        """For some seconds, reset each connection that sends a request, and refuse new ones."""
         self.up = False
         self.stop_listening()
         time.sleep(seconds)
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = self.rfile.read(length)
-        if len(self.seen) < length:  # who asked has been killed
+        if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
         self.asked = self.wire.copy.asks(self.command, self.path, self.seen) if self.wire.copy else None
@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
 
     def forward(self) -> urllib3.BaseHTTPResponse:
-        """What the API server answers."""
+        """Forward the request, and return the answer of the API server."""
         headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
         url, body = urlsplit(self.path), self.seen
         answer = self.wire.upstream.request(self.command, self.wire.server + self.path, body=body, headers=headers)
@@ -155,13 +155,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def reset(self) -> None:
-        """End the connection with a reset, as a process that dies does."""
+        """Reset the connection, as if the process had died."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(self.connection.detach())
         self.close_connection = True
 
     def drip(self, seconds: float) -> None:
-        """One byte at a time, each well within any time-out between two reads."""
+        """Send one byte at a time, so that no single read times out."""
         end = time.monotonic() + seconds
         try:
             for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b" " * 100000:
