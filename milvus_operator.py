@@ -947,7 +947,8 @@ class Cluster:
         except ApiError as error:  # even if the claim exists: the quota is checked before the name
             claim, unread = attempt(lambda: self.request("get", self.claims, namespace, name=claim_name(pod)))
             if not claim:
-                raise (unread if unread and (unread.trouble or error.is_taken) else error) from None
+                told = unread if unread and (unread.trouble or (error.is_taken and unread.code != 404)) else error
+                raise told from None
             if is_ending(claim):
                 text = f"claim {claim_name(pod)} is being deleted; the pod is created when it is gone"
                 raise ApiError(409, text, CLAIM_TERMINATING) from None

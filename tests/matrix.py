@@ -82,7 +82,19 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
     exact, client, tls = subprocess.run([interpreter, "-c", SAYS], capture_output=True, text=True).stdout.split()
     server = subprocess.run([assets / "kube-apiserver", "--version"], capture_output=True, text=True).stdout.split()[1]
     env, started = os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {}), time.monotonic()
-    tests = [interpreter, "-m", "pytest", "-q", "-n", "auto", "-m", "platform", "-p", "no:cacheprovider"]
+    tests = [
+        interpreter,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "auto",
+        "--maxprocesses=4",
+        "-m",
+        "platform",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(tests, cwd=TOP, capture_output=True, text=True, env=env)
     sys.stderr.write("" if done.returncode == 0 else done.stdout[-3000:])
     result = done.stdout.strip().splitlines()[-1].strip("= ").partition(" in ")[0]

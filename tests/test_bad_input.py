@@ -42,7 +42,7 @@ TEXTS = {
     "10,000 levels of dashes": "a:\n" + "- " * 10000 + "x",
     "10,000 levels that never end": "{a: " * 10000,
     "an integer of 5,000 digits": "a: " + "9" * 5000,
-    "a tag that runs a command": "a: !!python/object/apply:os.system ['touch /tmp/milvus-operator-was-here']",
+    "a tag that runs a command": "a: !!python/object/apply:os.system ['touch milvus-operator-was-here']",
     "an unknown tag": "!nobody {a: 1}",
     "duplicate keys": "a: 1\na: 2",
     "one setting spelled twice": "proxy.maxNameLength: 1\nPROXY_MAXNAMELENGTH: 2",
@@ -242,7 +242,7 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
         assert "unexpected" not in line
         assert "Traceback" not in line
         assert len(line) < 1500
-    assert not Path("/tmp/milvus-operator-was-here").exists()
+    assert not Path("milvus-operator-was-here").exists()
     assert peak(kube) < 200
 
 

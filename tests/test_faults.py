@@ -100,7 +100,8 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_mid
             eventually(users.settle_down, 30, ignoring=(ApiException, OSError, HTTPError))
             eventually(users.are_served, 120, ignoring=(AssertionError,))
         finally:
-            for wire, process in kills.processes.items():
+            kills.todo = []
+            for wire, process in [*kills.processes.items()]:
                 process.kill()
                 wire.close()
         print(f"{len(todo)} kills, {users.changes} changes: {dict(judge.seen)}, {dict(recorder.judge(users.deleted))}")

@@ -103,7 +103,7 @@ def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Any]) -> N
         process.signal(signal.SIGTERM)
         started = time.monotonic()
         assert process.end() == 0, f"after {delay} ms: {process.log}"
-        assert time.monotonic() - started < 1.5, f"after {delay} ms: {process.log}"
+        assert time.monotonic() - started < 4, f"after {delay} ms: {process.log}"
         assert "Traceback" not in process.log
 
 
@@ -122,7 +122,7 @@ def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) ->
     started = time.monotonic()
     process.signal(signal.SIGTERM)
     assert process.end() == 0
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 4, "it does not wait out the seconds that writes in progress have"
     assert process.log.endswith("INFO    stopped\n")
 
 
