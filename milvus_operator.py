@@ -402,7 +402,7 @@ def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int
         elif all(isinstance(item, yaml.ScalarNode) for item in node.value):
             yield prefix + key.value, ",".join(item.value for item in node.value), line
         else:
-            raise invalid(line, "a list may hold scalars only, not maps or lists")
+            raise invalid(line, "a list may hold only scalars, not mappings or lists")
 
 
 MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")
@@ -933,7 +933,7 @@ class Cluster:
         return slim_pod(self.send_pod(milvus, pod))
 
     def send_pod(self, milvus: Obj, pod: Obj, **options: Any) -> Obj:
-        """With `Strict` the server refuses a misspelt field, instead of dropping it."""
+        """With `Strict` the server refuses a misspelled field, instead of dropping it."""
         body, options["query_params"] = new_pod(milvus, ordinal_of(milvus, pod) or 0), [("fieldValidation", "Strict")]
         return mapping(self.request("create", self.pods, namespace_of(pod), body=body, **options))
 
@@ -1138,7 +1138,7 @@ class Operator:
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_turning(self) -> bool:
-        """Whether the loop makes progress. It does even if the server is down or slow: each request has a time-out."""
+        """Whether the loop makes progress. It does even if the server is down or slow: each request has a timeout."""
         last = max(self.turned, self.cluster.answered)
         return self.clock() - last < max(self.interval, 30) + self.cluster.timeout + 10
 
@@ -1581,7 +1581,7 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
 
 def new_client(settings: Configuration, connections: int) -> ApiClient:
     """The client for these settings. Raises OSError, and ImportError without PySocks."""
-    settings.retries = False  # the next pass is the retry; urllib3's own retries would multiply the time-out
+    settings.retries = False  # the next pass is the retry; urllib3's own retries would multiply the timeout
     settings.connection_pool_maxsize = connections
     settings.refresh_api_key_hook = None  # Cluster.reconnect() does that once for all threads
     settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}  # files end with a newline
@@ -1666,7 +1666,7 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option("--kubeconfig", metavar="PATH", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", metavar="NAME", help="The kubeconfig context. Default: the current one.")
 @click.option("--timeout", metavar="SECONDS", type=float, default=30, callback=seconds,
-              help="Time-out for connecting, and for each read of an answer.")  # fmt: skip
+              help="Timeout for connecting, and for each read of an answer.")  # fmt: skip
 @click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, help="How many writes run at once.")
 @click.option("--health-port", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /healthz, /readyz, /metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text",

@@ -104,7 +104,7 @@ PODS: dict[str, Any] = {
     "a node": {"spec": {"nodeName": "no-such-node"}},
     "a hostPath": {"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}},
     "privileged": {"spec": {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]}},
-    "a misspelt field": {"spec": {"contianers": []}},
+    "a misspelled field": {"spec": {"contianers": []}},
     "null everywhere": {"metadata": None, "spec": None},
     "a restart policy": {"spec": {"restartPolicy": "Never"}},
 }

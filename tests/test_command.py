@@ -444,7 +444,7 @@ def test_a_list_that_failed_is_not_an_empty_list(
 
 
 def test_each_pass_asks_once(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
-    """The next pass is the retry; retries within a request would multiply the time-out."""
+    """The next pass is the retry; retries within a request would multiply the timeout."""
     asked = 0
 
     def fault(handler: Handler, verb: str, path: str) -> bool:

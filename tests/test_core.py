@@ -318,7 +318,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         (milvus(milvusSpec="a: 1\n\0: 2"), "spec.milvusSpec, line 2: a character that YAML does not allow"),
         (
             milvus(milvusSpec="a: [{b: c}]"),
-            "spec.milvusSpec, line 1: a list may hold scalars only, not maps or lists",
+            "spec.milvusSpec, line 1: a list may hold only scalars, not mappings or lists",
         ),
         (milvus(pod="text"), "spec.pod must be a mapping"),
         (milvus(pod=deep(101)), "spec.pod is nested more than 100 levels deep"),

@@ -44,7 +44,7 @@ STATES = {
     "has all its pods ready and up to date": [written(milvus(), READY), written(CHANGED, NEW)],
     "is scaled to 0": [written(milvus(0), [])],
     "was changed, and the operator has not looked since": [CHANGED | {"status": written(milvus(), READY)["status"]}],
-    "is being rolled": [written(CHANGED, READY)],
+    "is in a rolling update": [written(CHANGED, READY)],
     "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
         written(milvus(milvusSpec="a: [b"), READY),
         written(milvus(2), [READY[0], STRANGER], **CONFLICT),

@@ -102,7 +102,7 @@ def test_a_stuck_loop_is_detected(kube: Kube, clock: Clock) -> None:
         make_pass(one)
         assert one.is_turning()
     clock.skip(45)
-    assert operator.is_turning(), "10 s time-out, 30 s of back-off, 10 s for the rest"
+    assert operator.is_turning(), "10 s timeout, 30 s of back-off, 10 s for the rest"
     clock.skip(10)
     assert not operator.is_turning()
     make_pass(operator)
@@ -130,7 +130,7 @@ def test_a_slow_list_is_not_a_stuck_loop(kube: Kube, wire: Wire, clock: Clock, m
     wire.fault = fault
     make_pass(operator)
     assert len(turned) > 3
-    assert all(turned), "each request has its time-out"
+    assert all(turned), "each request has its timeout"
     assert operator.is_turning()
 
 

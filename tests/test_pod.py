@@ -132,7 +132,7 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
 
 
 PROXY, METRICS = (f"{name}.port cannot be changed: the ports of the pod depend on it" for name in ("proxy", "metrics"))
-LIST, NO_NAME = "a list may hold scalars only, not maps or lists", "a key must be a string that is not empty"
+LIST, NO_NAME = "a list may hold only scalars, not mappings or lists", "a key must be a string that is not empty"
 ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", "more than 32 levels of nesting"
 
 

@@ -91,14 +91,14 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(kube:
         assert said[1]["message"] == "spec.pod is nested more than 100 levels deep"
 
 
-def test_a_misspelt_field_is_refused_and_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
-    misspelt = {"spec": {"nodeSelektor": {"disk": "ssd"}}}
-    kube.create("new", pod=misspelt)
+def test_a_misspelled_field_is_refused_and_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
+    misspelled = {"spec": {"nodeSelektor": {"disk": "ssd"}}}
+    kube.create("new", pod=misspelled)
     kube.create()
     make_pass(operator)
     eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]))
     before = kube.uids()
-    kube.change(pod=misspelt)
+    kube.change(pod=misspelled)
     make_pass(operator)
     assert kube.uids() == before
     assert kube.names() == ["x-0"]
