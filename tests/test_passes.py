@@ -337,7 +337,7 @@ def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues(kube: Kube,
     operator = new_operator(kube, server=wire.url, interval=0.5)
     make_pass(operator)
     assert 1 <= len(kube.names()) < 60
-    eventually(lambda: make_pass(operator) and len(kube.names()) == 60)
+    eventually(lambda: make_pass(operator) and len(kube.names()) == 60, 120)
 
 
 def test_the_milvus_that_has_waited_longest_goes_first(kube: Kube, wire: Wire) -> None:
