@@ -20,7 +20,7 @@ demo: $(VENV)/ready ## show the life of a Milvus on a local control plane (WAIT=
 
 test: $(VENV)/ready ## run all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
 	@$(if $(findstring not cluster,$(PYTEST_ARGS)),,$(BIN)/python -m local.controlplane build)
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(VENV)/ready ## run the tests marked platform, on each Python here and with older API servers; writes docs/tested.md
 	@$(BIN)/python -m local.controlplane build

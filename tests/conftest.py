@@ -20,6 +20,11 @@ for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE"):  # of the 
     os.environ.pop(_name, None)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores, because tests often wait; but not too many control planes."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that need a cluster; run the long ones, which have their own time limit, first."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)

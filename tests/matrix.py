@@ -89,7 +89,6 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
         "-q",
         "-n",
         "auto",
-        "--maxprocesses=4",
         "-m",
         "platform",
         "-p",
