@@ -20,6 +20,7 @@ for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE"):  # of the 
     os.environ.pop(_name, None)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are cores, because tests often wait; but not too many control planes."""
     return min((os.cpu_count() or 1) + 1, 4)

@@ -310,7 +310,10 @@ class Copy:
     def creates(self, asked: Asked) -> None:
         pod, name = asked.body, asked.name
         stored = any("persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"])
-        now = asked.rests_on = self.creating[name] = self.claiming(name) if stored else self.last()
+        now = self.claiming(name) if stored else self.last()
+        if name in now.pods:  # a create that was stalled until after the next lists; the server refuses it
+            now = next((one for one in reversed(self.passes) if name not in one.pods), now)
+        asked.rests_on = self.creating[name] = now
         now.claiming.pop(name, None)
         milvus = now.milvus_of(pod)
         assert name in wanted(milvus), f"not wanted: {short(milvus)}"
