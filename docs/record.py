@@ -1,4 +1,4 @@
-"""Draws docs/demo.svg from a run of the demo: python docs/record.py"""
+"""Draws docs/demo.svg from a run of the demo: python -m docs.record"""
 
 import json
 import sys
@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from local import demo
 
-from local import demo  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 did: list[tuple[float, str]] = []  # by the user
 seen: list[tuple[float, dict[str, tuple[str, str]]]] = []  # the UIDs and templates of the Ready pods

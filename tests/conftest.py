@@ -16,7 +16,8 @@ from local.controlplane import ControlPlane
 from tests.kit import TOP, Clock, Command, Kube, Obj, eventually, new_namespace, new_operator, new_wire, served
 from tests.wire import Wire
 
-for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE"):  # of the make that runs the tests, not of theirs
+# Settings of a make that runs the tests must not reach the make that a test runs.
+for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE"):
     os.environ.pop(_name, None)
 
 

@@ -18,14 +18,7 @@ import pytest
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.kit import (
-    TOP,
-    Command,
-    Kube,
-    eventually,
-    http_get,
-    kubeconfig,
-)
+from tests.kit import TOP, Command, Kube, eventually, http_get, kubeconfig
 from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]

@@ -18,16 +18,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.kit import (
-    TOP,
-    Command,
-    Kube,
-    Obj,
-    eventually,
-    kubeconfig,
-    new_operator,
-    settle,
-)
+from tests.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
 
 DOCUMENTS = {path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))}
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())

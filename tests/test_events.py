@@ -7,13 +7,7 @@ import threading
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Kube,
-    eventually,
-    make_pass,
-    new_operator,
-    settle,
-)
+from tests.kit import Kube, eventually, make_pass, new_operator, settle
 from tests.wire import Handler, Wire
 
 

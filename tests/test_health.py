@@ -13,16 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.kit import (
-    Clock,
-    Command,
-    Kube,
-    eventually,
-    http_get,
-    kubeconfig,
-    make_pass,
-    new_operator,
-)
+from tests.kit import Clock, Command, Kube, eventually, http_get, kubeconfig, make_pass, new_operator
 from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]

@@ -11,18 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Clock,
-    Kube,
-    Obj,
-    StillClock,
-    client,
-    eventually,
-    make_pass,
-    new_operator,
-    rest,
-    settle,
-)
+from tests.kit import Clock, Kube, Obj, StillClock, client, eventually, make_pass, new_operator, rest, settle
 from tests.wire import Handler, Wire
 
 

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from local import controlplane, demo
-from tests.kit import (
-    TOP,
-    eventually,
-)
+from tests.kit import TOP, eventually
 
 SCRIPT = str(TOP / "local" / "controlplane.py")
 

@@ -7,15 +7,7 @@ import json
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Kube,
-    Obj,
-    StillClock,
-    eventually,
-    make_pass,
-    new_operator,
-    settle,
-)
+from tests.kit import Kube, Obj, StillClock, eventually, make_pass, new_operator, settle
 from tests.wire import Wire
 
 

@@ -13,18 +13,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kit import (
-    ORIGINAL_MILVUS,
-    TOP,
-    Clock,
-    Kube,
-    StillClock,
-    eventually,
-    make_pass,
-    new_operator,
-    rest,
-    settle,
-)
+from tests.kit import ORIGINAL_MILVUS, TOP, Clock, Kube, StillClock, eventually, make_pass, new_operator, rest, settle
 from tests.wire import Handler, Wire
 
 

@@ -8,14 +8,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kit import (
-    TOP,
-    Kube,
-    Obj,
-    client,
-    make_pass,
-    new_operator,
-)
+from tests.kit import TOP, Kube, Obj, client, make_pass, new_operator
 from tests.wire import Request, Wire
 
 Right = tuple[str, str]  # verb, resource with its group

@@ -12,18 +12,7 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Clock,
-    Kube,
-    Obj,
-    eventually,
-    make_pass,
-    new_operator,
-    new_wire,
-    refusing,
-    rest,
-    settle,
-)
+from tests.kit import Clock, Kube, Obj, eventually, make_pass, new_operator, new_wire, refusing, rest, settle
 from tests.wire import Handler, Wire
 
 

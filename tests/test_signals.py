@@ -15,13 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import (
-    TOP,
-    Command,
-    Kube,
-    eventually,
-    kubeconfig,
-)
+from tests.kit import TOP, Command, Kube, eventually, kubeconfig
 from tests.wire import Handler, Wire
 
 Start = Callable[..., Command]

@@ -7,14 +7,7 @@ import json
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Kube,
-    Obj,
-    eventually,
-    make_pass,
-    rest,
-    settle,
-)
+from tests.kit import Kube, Obj, eventually, make_pass, rest, settle
 
 
 def test_settings_reach_the_pod_and_text_is_kept_as_an_annotation(kube: Kube, operator: mo.Operator) -> None:

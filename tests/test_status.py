@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Kube,
-    eventually,
-    make_pass,
-    new_operator,
-    rest,
-    settle,
-)
+from tests.kit import Kube, eventually, make_pass, new_operator, rest, settle
 from tests.wire import Wire
 
 

@@ -7,14 +7,7 @@ import json
 import pytest
 
 import milvus_operator as mo
-from tests.kit import (
-    Clock,
-    Kube,
-    eventually,
-    make_pass,
-    new_operator,
-    settle,
-)
+from tests.kit import Clock, Kube, eventually, make_pass, new_operator, settle
 from tests.wire import Wire
 
 STORED = {"size": "1Gi", "storageClassName": "none"}
