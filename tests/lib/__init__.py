@@ -1,0 +1,1 @@
+"""Helpers of the tests; the files beside this folder are the tests themselves."""
