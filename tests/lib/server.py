@@ -479,10 +479,11 @@ def is_finished(obj: Obj) -> bool:
 
 def is_listed(request: Request, obj: Obj) -> bool:
     labels = obj["metadata"].get("labels") or {}
-    terms = [term for term in request.query.get("labelSelector", "").split(",") if term]
-    for term in terms:
+    for term in filter(None, request.query.get("labelSelector", "").split(",")):
         key, sign, value = term.partition("=")
-        if key not in labels or (sign and labels[key] != value):
+        if set("!( ") & set(term):
+            raise Refused(400, "BadRequest", f"not known in memory: {term}")
+        if key not in labels or (sign and labels[key] != value.removeprefix("=")):
             return False
     return request.namespace in ("", obj["metadata"]["namespace"])
 
