@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.lib.server import Obj
+import pytest
+
+from tests.lib.front import Obj
+from tests.lib.turns import Turns
 from tests.lib.world import World, milvus
 
 
@@ -108,3 +111,46 @@ def test_a_dry_run_sends_only_dry_runs() -> None:
     assert world.pods() == []
     assert world.writes()
     assert all(request.dry_run for request in world.writes())
+
+
+def run_of_two_copies(seed: int) -> World:
+    """Two copies serve a Milvus while its spec, its pods and their nodes change."""
+    world = World(milvus("x", replicas=3), workers=1)
+    other = world.new_operator(user="other")
+    turns = Turns(world.server, seed)
+
+    def change() -> None:
+        pods = world.pods()
+        happened = turns.random.randrange(30)
+        if happened == 0:
+            world.change("x", replicas=turns.random.randrange(5))
+        elif happened == 1:
+            world.change("x", image=f"milvus:{turns.random.randrange(3)}")
+        elif happened == 2 and pods:
+            world.server.fail(turns.random.choice(pods))
+        elif happened < 6:
+            world.server.finish_deletions()
+            world.server.run_pods()
+
+    for _ in range(8):
+        turns.run({"operator": world.operator.run_pass, "other": other.run_pass}, change)
+        world.clock.advance(world.interval)
+    world.change("x", replicas=3, image="milvus:1")
+    world.clock.advance(600)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_copies_by_mistake_come_to_the_same_end(seed: int) -> None:
+    world = run_of_two_copies(seed)
+    assert world.images() == ["milvus:1"] * 3
+    assert world.condition("x", "Ready")["status"] == "True"
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = run_of_two_copies(1), run_of_two_copies(1)
+    asked = [(one.user, one.verb, one.resource, one.name, one.code) for one in first.server.journal]
+    assert asked == [
+        (one.user, one.verb, one.resource, one.name, one.code) for one in second.server.journal
+    ]

@@ -17,7 +17,8 @@ from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
 from tests.kit import Kube, eventually
-from tests.lib.server import MemoryServer, Obj, Refused, answer, merge
+from tests.lib.front import Obj, Refused, answer
+from tests.lib.server import MemoryServer, merge
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"

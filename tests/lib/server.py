@@ -1,44 +1,24 @@
-"""An API server in memory. The real client runs against it, down to its pool of connections.
+"""An API server in memory: objects with UIDs, versions, finalizers and grace periods; requests with
+preconditions, dry runs, pages and quotas. `tests/test_server.py` compares it with a real one.
 
-`MemoryServer.client()` gives an ApiClient whose requests are answered here. Objects have UIDs,
-versions, finalizers and grace periods; requests have preconditions, dry runs, pages and quotas, as
-at the real server, with which `tests/test_server.py` compares this one. No spec is validated.
-
-What a cluster does on its own happens only when a test says so: pods run, fail and end by
-`run_pods`, `fail` and `finish_deletions`; `collect` deletes what has lost its owner. Rules
-(`refuse`, `fault`, `when`) make requests fail, and the journal holds every request.
+No spec is validated. What a cluster does on its own happens only when a test says so: pods run,
+fail and end by `run_pods`, `fail` and `finish_deletions`; `collect` deletes what has no owner left.
 """
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
-import math
 import random
-import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
-from kubernetes.client import ApiClient, Configuration
-from urllib3 import HTTPResponse
-from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
-
-Obj = dict[str, Any]
+from tests.lib.front import STATUS, Clock, Front, Obj, Refused, Request
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 MERGE_KEYS = {"ownerReferences": "uid", "conditions": "type"}  # of a strategic merge patch
-STATUS: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
 QUERY = {"dryRun", "limit", "continue", "labelSelector", "fieldValidation", "fieldManager"}
-ERRORS: dict[str, Callable[[], Exception]] = {
-    "unreachable": lambda: NewConnectionError(None, "Connection refused"),  # type: ignore[arg-type]
-    "reset": lambda: ProtocolError("Connection aborted.", ConnectionResetError(104, "reset")),
-    "timeout": lambda: ReadTimeoutError(None, "/", "Read timed out."),  # type: ignore[arg-type]
-}
 
 
 class Kind(NamedTuple):
@@ -46,114 +26,25 @@ class Kind(NamedTuple):
 
     version: str
     name: str
-    title: str  # in messages
     new: Obj
 
 
-PENDING = {"phase": "Pending"}
 COUNTED = {"generation": 1}
+PENDING = {"phase": "Pending"}
+NEW_MILVUS = {"spec": {"replicas": 1}, "status": {"observedGeneration": -1}, "metadata": COUNTED}
 KINDS = {
-    "milvuses": Kind(
-        version="zilliz.com/v1",
-        name="Milvus",
-        title="milvuses.zilliz.com",
-        new={"metadata": COUNTED, "spec": {"replicas": 1}, "status": {"observedGeneration": -1}},
-    ),
-    "pods": Kind("v1", "Pod", "pods", {"metadata": COUNTED, "status": PENDING}),
-    "persistentvolumeclaims": Kind(
-        "v1", "PersistentVolumeClaim", "persistentvolumeclaims", {"status": PENDING}
-    ),
-    "events": Kind("events.k8s.io/v1", "Event", "events.events.k8s.io", {}),
+    "milvuses": Kind("zilliz.com/v1", "Milvus", NEW_MILVUS),
+    "pods": Kind("v1", "Pod", {"status": PENDING, "metadata": COUNTED}),
+    "persistentvolumeclaims": Kind("v1", "PersistentVolumeClaim", {"status": PENDING}),
+    "events": Kind("events.k8s.io/v1", "Event", {}),
 }
 
 
-@dataclass
-class Request:
-    """A request, as in the journal. The resource is as in a role: a status is `milvuses/status`."""
-
-    verb: str
-    resource: str
-    namespace: str
-    name: str
-    body: Obj = field(default_factory=dict)
-    query: dict[str, str] = field(default_factory=dict)
-    content_type: str = "application/merge-patch+json"
-    user: str = ""
-    time: float = 0.0
-    code: int = 0  # of the answer; 0 if there was none
-
-    @property
-    def dry_run(self) -> bool:
-        return "dryRun" in self.query or bool(self.body.get("dryRun"))
-
-    @property
-    def plural(self) -> str:
-        return self.resource.partition("/")[0]
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.plural, self.namespace, self.name
-
-    @property
-    def title(self) -> str:
-        return f'{KINDS[self.plural].title} "{self.name}"'
-
-
-class Refused(Exception):
-    """An answer that refuses a request."""
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.status = STATUS | {
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "code": code,
-        }
-
-
-@dataclass
-class Rule:
-    """What happens to requests that fit. `do` may raise, or return an answer instead of ours."""
-
-    verb: str
-    resource: str
-    do: Callable[[Request], HTTPResponse | None]
-    name: str | None = None
-    namespace: str | None = None
-    times: float = math.inf
-    after: bool = False  # once the server has carried out the request
-    hits: int = 0
-
-    def fits(self, request: Request) -> bool:
-        return (
-            self.hits < self.times
-            and self.verb in ("*", request.verb)
-            and self.resource in ("*", request.resource)
-            and self.name in (None, request.name)
-            and self.namespace in (None, request.namespace)
-        )
-
-
-class Clock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def advance(self, seconds: float) -> None:
-        self.time += seconds
-
-
-class MemoryServer:
+class MemoryServer(Front):
     """The server. With `pods_apart`, pods have versions of their own, as in an etcd of theirs."""
 
     def __init__(self, clock: Clock | None = None, pods_apart: bool = False) -> None:
-        self.clock = clock or Clock()
+        super().__init__(clock)
         self.pods_apart = pods_apart
         self.original_crd = False  # True: a CRD without defaults and without a status subresource
         self.versions = {"pods": 0, "": 0}  # the last of the pods, if apart, and of all others
@@ -161,44 +52,13 @@ class MemoryServer:
         self.pages: dict[str, tuple[str, list[Obj]]] = {}  # the rest of a list, by its token
         self.quota: dict[str, int] = {}  # for each namespace, by plural
         self.admission: dict[str, Callable[[Obj], Obj]] = {}  # changes what is created, by plural
-        self.gate: Callable[[Request], None] = lambda request: None  # called before each request
-        self.rules: list[Rule] = []
-        self.journal: list[Request] = []  # in the order of arrival
-        self.lock = threading.RLock()
         self.random = random.Random(0)
         self.numbers = itertools.count(1)
 
-    # --- For the tests: clients, rules, and what else happens in a cluster ---
-    def client(self, user: str = "") -> ApiClient:
-        """A real client. The journal notes the user."""
-        api = ApiClient(Configuration(host="http://memory"))
-        api.rest_client.pool_manager = Pool(self, user)  # type: ignore[assignment]
-        return api
-
-    def when(self, verb: str, resource: str, do: Callable[[Request], Any], **fits: Any) -> Rule:
-        """Do this at requests that fit: of this `name` or `namespace`, the first `times`."""
-        self.rules.append(Rule(verb, resource, do, **fits))
-        return self.rules[-1]
-
-    def refuse(self, verb: str, resource: str, code: int, message: str = "", reason: str = "",
-               **fits: Any) -> Rule:  # fmt: skip
-        status = Refused(code, reason, message).status
-        return self.when(verb, resource, lambda request: answer(code, status), **fits)
-
-    def fault(self, verb: str, resource: str, error: str, **fits: Any) -> Rule:
-        """No answer: "unreachable", "reset" or "timeout". With `after`, only the answer is lost."""
-
-        def do(request: Request) -> None:
-            raise ERRORS[error]()
-
-        return self.when(verb, resource, do, **fits)
-
-    def delay(self, verb: str, resource: str, seconds: float, **fits: Any) -> Rule:
-        return self.when(verb, resource, lambda request: self.clock.advance(seconds), **fits)
-
+    # --- For the tests, and what happens in a cluster ---
     def ask(self, verb: str, resource: str, name: str = "", body: Obj | None = None,
             namespace: str = NAMESPACE) -> Obj:  # fmt: skip
-        """A request of the test itself, past gate, rules and journal. Raises Refused."""
+        """A request of the test itself, past gate, journal and rules. Raises Refused."""
         with self.lock:
             return self.serve(Request(verb, resource, namespace, name, body or {}))
 
@@ -240,33 +100,7 @@ class MemoryServer:
                 if owners and not owners & uids:
                     self.ask("delete", plural, name, namespace=namespace)
 
-    # --- A request, from the wire to the answer ---
-    def handle(self, request: Request) -> HTTPResponse:
-        self.gate(request)
-        with self.lock:
-            request.time = self.clock.now()
-            self.journal.append(request)
-            rules = [rule for rule in self.rules if rule.fits(request)]
-            for rule in rules:
-                rule.hits += 1
-        response = None
-        for rule in rules:
-            if not rule.after:
-                response = response or rule.do(request)
-        response = response or self.answer(request)
-        for rule in rules:
-            if rule.after:
-                response = rule.do(request) or response
-        request.code = response.status
-        return response
-
-    def answer(self, request: Request) -> HTTPResponse:
-        with self.lock:
-            try:
-                return answer(201 if request.verb == "create" else 200, self.serve(request))
-            except Refused as error:
-                return answer(error.code, error.status)
-
+    # --- Requests ---
     def serve(self, request: Request) -> Obj:
         if request.plural not in KINDS:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
@@ -286,7 +120,7 @@ class MemoryServer:
     def find(self, request: Request) -> Obj:
         without_status = self.original_crd and request.resource == "milvuses/status"
         if without_status or request.key not in self.objects:
-            raise Refused(404, "NotFound", f"{request.title} not found")
+            raise Refused(404, "NotFound", f"{title(request)} not found")
         return self.objects[request.key]
 
     def page(self, request: Request) -> Obj:
@@ -336,7 +170,7 @@ class MemoryServer:
         self.check_quota(request)
         if request.key in self.objects:
             ending = "object is being deleted: " if is_ending(self.objects[request.key]) else ""
-            raise Refused(409, "AlreadyExists", f"{ending}{request.title} already exists")
+            raise Refused(409, "AlreadyExists", f"{ending}{title(request)} already exists")
         return obj if request.dry_run else self.put(request.plural, obj)
 
     def check_quota(self, request: Request) -> None:
@@ -347,7 +181,7 @@ class MemoryServer:
         used = sum(not is_finished(obj) for obj in there)
         if used >= most:
             counts = f"requested: {plural}=1, used: {plural}={used}, limited: {plural}={most}"
-            text = f"{request.title} is forbidden: exceeded quota: quota, {counts}"
+            text = f"{title(request)} is forbidden: exceeded quota: quota, {counts}"
             raise Refused(403, "Forbidden", text)
 
     def patch(self, request: Request) -> Obj:
@@ -422,51 +256,14 @@ class MemoryServer:
         return time.isoformat(timespec="seconds") + "Z"
 
 
-class Pool:
-    """Stands where the client has urllib3's pool of connections."""
-
-    def __init__(self, server: MemoryServer, user: str) -> None:
-        self.server = server
-        self.user = user
-
-    def request(self, method: str, url: str, body: str = "", headers: dict[str, str] | None = None,
-                **options: Any) -> HTTPResponse:  # fmt: skip
-        parts = urlsplit(url)
-        words = parts.path.strip("/").split("/")
-        words = words[2:] if words[0] == "api" else words[3:]  # /api/v1/… or /apis/group/v1/…
-        namespace = ""
-        if words[0] == "namespaces":
-            namespace, words = words[1], words[2:]
-        content = json.loads(body) if body else {}
-        name = words[1] if words[1:] else (content.get("metadata") or {}).get("name", "")
-        verbs = {"GET": "get" if words[1:] else "list", "POST": "create"}
-        request = Request(
-            verb=verbs.get(method, method.lower()),
-            resource="/".join([words[0], *words[2:]]),
-            namespace=namespace,
-            name=name,
-            body=content,
-            query=dict(parse_qsl(parts.query)),
-            content_type=(headers or {}).get("Content-Type", ""),
-            user=self.user,
-        )
-        return self.server.handle(request)
-
-
-def answer(code: int, body: Obj | bytes) -> HTTPResponse:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    kind = "text/plain" if isinstance(body, bytes) else "application/json"
-    return HTTPResponse(
-        body=content,
-        status=code,
-        reason=http.client.responses.get(code),
-        headers={"Content-Type": kind},
-        preload_content=False,
-    )
+def title(request: Request) -> str:
+    """What it is about, as messages name it: pods "x-0"."""
+    group = KINDS[request.plural].version.rpartition("/")[0]
+    return f'{request.plural}{"." if group else ""}{group} "{request.name}"'
 
 
 def conflict(request: Request, text: str) -> Refused:
-    return Refused(409, "Conflict", f"Operation cannot be fulfilled on {request.title}: {text}")
+    return Refused(409, "Conflict", f"Operation cannot be fulfilled on {title(request)}: {text}")
 
 
 def is_ending(obj: Obj) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import milvus_operator as mo
-from tests.lib.server import NAMESPACE, Clock, MemoryServer, Obj, Request
+from tests.lib.front import Clock, Obj, Request
+from tests.lib.server import NAMESPACE, MemoryServer
 
 
 def milvus(name: str, namespace: str = NAMESPACE, **spec: Any) -> Obj:

@@ -1,0 +1,216 @@
+"""The front of a server in memory: it takes the requests of real clients, and answers them.
+
+A client made by `Front.client()` is the real one down to its pool of connections, which is ours. A
+request passes the `gate`, is noted in the `journal`, and meets the rules (`refuse`, `fault`,
+`delay`, `when`), which may answer it, or lose its answer. `serve` does what it asks for.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from kubernetes.client import ApiClient, Configuration
+from urllib3 import HTTPResponse
+from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
+
+Obj = dict[str, Any]
+
+STATUS: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "unreachable": lambda: NewConnectionError(None, "Connection refused"),  # type: ignore[arg-type]
+    "reset": lambda: ProtocolError("Connection aborted.", ConnectionResetError(104, "reset")),
+    "timeout": lambda: ReadTimeoutError(None, "/", "Read timed out."),  # type: ignore[arg-type]
+}
+
+
+@dataclass
+class Request:
+    """A request, as in the journal. The resource is as in a role: a status is `milvuses/status`."""
+
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    body: Obj = field(default_factory=dict)
+    query: dict[str, str] = field(default_factory=dict)
+    content_type: str = "application/merge-patch+json"
+    user: str = ""
+    time: float = 0.0
+    code: int = 0  # of the answer; 0 if there was none
+
+    @property
+    def dry_run(self) -> bool:
+        return "dryRun" in self.query or bool(self.body.get("dryRun"))
+
+    @property
+    def plural(self) -> str:
+        return self.resource.partition("/")[0]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.plural, self.namespace, self.name
+
+
+class Refused(Exception):
+    """An answer that refuses a request."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        told = {"status": "Failure", "message": message, "reason": reason, "code": code}
+        self.status = STATUS | told
+
+
+@dataclass
+class Rule:
+    """What happens to requests that fit. `do` may raise, or return an answer instead of ours."""
+
+    verb: str
+    resource: str
+    do: Callable[[Request], HTTPResponse | None]
+    name: str | None = None
+    namespace: str | None = None
+    times: float = math.inf
+    after: bool = False  # once the server has carried out the request
+    hits: int = 0
+
+    def fits(self, request: Request) -> bool:
+        return (
+            self.hits < self.times
+            and self.verb in ("*", request.verb)
+            and self.resource in ("*", request.resource)
+            and self.name in (None, request.name)
+            and self.namespace in (None, request.namespace)
+        )
+
+
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Front:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.lock = threading.RLock()
+        self.gate: Callable[[Request], None] = lambda request: None  # called before each request
+        self.rules: list[Rule] = []
+        self.journal: list[Request] = []  # in the order of arrival
+
+    def serve(self, request: Request) -> Obj:
+        """What the request asks for. Raises Refused."""
+        raise NotImplementedError
+
+    def client(self, user: str = "") -> ApiClient:
+        """A real client. The journal notes the user."""
+        api = ApiClient(Configuration(host="http://memory"))
+        api.rest_client.pool_manager = Pool(self, user)  # type: ignore[assignment]
+        return api
+
+    # --- Rules, for requests of this `name` or `namespace`, the first `times`, or `after` them ---
+    def when(self, verb: str, resource: str, do: Callable[[Request], Any], **fits: Any) -> Rule:
+        self.rules.append(Rule(verb, resource, do, **fits))
+        return self.rules[-1]
+
+    def refuse(
+        self, verb: str, resource: str, code: int, message: str = "", reason: str = "", **fits: Any
+    ) -> Rule:
+        status = Refused(code, reason, message).status
+        return self.when(verb, resource, lambda request: answer(code, status), **fits)
+
+    def fault(self, verb: str, resource: str, error: str, **fits: Any) -> Rule:
+        """No answer: "unreachable", "reset" or "timeout". With `after`, only the answer is lost."""
+
+        def do(request: Request) -> None:
+            raise ERRORS[error]()
+
+        return self.when(verb, resource, do, **fits)
+
+    def delay(self, verb: str, resource: str, seconds: float, **fits: Any) -> Rule:
+        return self.when(verb, resource, lambda request: self.clock.advance(seconds), **fits)
+
+    # --- A request ---
+    def handle(self, request: Request) -> HTTPResponse:
+        self.gate(request)
+        with self.lock:
+            request.time = self.clock.now()
+            self.journal.append(request)
+            rules = [rule for rule in self.rules if rule.fits(request)]
+            for rule in rules:
+                rule.hits += 1
+        response = None
+        for rule in rules:
+            if not rule.after:
+                response = response or rule.do(request)
+        response = response or self.served(request)
+        for rule in rules:
+            if rule.after:
+                response = rule.do(request) or response
+        request.code = response.status
+        return response
+
+    def served(self, request: Request) -> HTTPResponse:
+        with self.lock:
+            try:
+                return answer(201 if request.verb == "create" else 200, self.serve(request))
+            except Refused as error:
+                return answer(error.code, error.status)
+
+
+class Pool:
+    """Stands where the client has urllib3's pool of connections."""
+
+    def __init__(self, front: Front, user: str) -> None:
+        self.front = front
+        self.user = user
+
+    def request(
+        self, method: str, url: str, headers: dict[str, str], body: str = "", **options: Any
+    ) -> HTTPResponse:
+        parts = urlsplit(url)
+        words = parts.path.strip("/").split("/")
+        words = words[2:] if words[0] == "api" else words[3:]  # /api/v1/… or /apis/group/v1/…
+        namespace = ""
+        if words[0] == "namespaces":
+            namespace, words = words[1], words[2:]
+        content = json.loads(body) if body else {}
+        name = words[1] if words[1:] else (content.get("metadata") or {}).get("name", "")
+        verbs = {"GET": "get" if words[1:] else "list", "POST": "create"}
+        request = Request(
+            verb=verbs.get(method, method.lower()),
+            resource="/".join([words[0], *words[2:]]),
+            namespace=namespace,
+            name=name,
+            body=content,
+            query=dict(parse_qsl(parts.query)),
+            content_type=headers.get("Content-Type", ""),
+            user=self.user,
+        )
+        return self.front.handle(request)
+
+
+def answer(code: int, body: Obj | bytes) -> HTTPResponse:
+    """An answer: an object as JSON, or bytes as they are."""
+    plain = isinstance(body, bytes)
+    return HTTPResponse(
+        body=body if isinstance(body, bytes) else json.dumps(body).encode(),
+        status=code,
+        reason=http.client.responses.get(code),
+        headers={"Content-Type": "text/plain" if plain else "application/json"},
+        preload_content=False,
+    )
