@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
 """Keeps the pods of every Milvus resource running: a Kubernetes operator in one file.
 
-    python milvus_operator.py          # serve the namespace of the kubeconfig's current context
-    python milvus_operator.py -A       # serve all namespaces
+    python milvus_operator.py          # manage the namespace of the kubeconfig's current context
+    python milvus_operator.py -A       # manage all namespaces
 
-It polls. Every few seconds it makes one pass: it lists the pods that carry our label, then the Milvus resources, and
-serves each Milvus that is not at rest. Pure functions over plain dicts decide what to do about its pods; the operator
-does it and decides again, based on the answers. Then it writes the statuses that have changed, and events.
+It polls. A *pass* lists the pods that carry our label and the Milvus resources, and decides for
+each Milvus what to do: pure functions over plain dicts do that. Workers, which are threads, do it:
+they create and delete pods or, when no pod needs anything, write the status and events. Nobody
+guesses what a write has changed: the next pass lists again, and soon, because something changed.
 
-Nothing has to be remembered between passes: names are fixed, every delete carries a UID, and every decision
-starts from fresh lists. So a write that is lost, repeated, or made by a second copy of the operator does no harm.
+What is kept between passes only saves work. Names are fixed, every delete carries a UID, and every
+decision starts from fresh lists, so a write that is lost or repeated does no harm.
 
-In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as dicts, as in their JSON. A
-*stranger* is somebody else's pod that has one of our names. To *vet* a template is to ask the API server whether it
-would accept a pod made from it. To *disrupt* a pod is to delete it while it is Ready. To learn how an operator
-works, read `decide` in the core, then `Operator.serve_pods` in the loop. The shell, between them, can wait.
+In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as dicts,
+as in their JSON. To learn how an operator works, read `decide` and then `Operator.run_pass`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from __future__ import annotations
 import os
 import signal
 
-if __name__ == "__main__":  # imports take a while, and process 1 of a container ignores signals that it does not handle
+if (
+    __name__ == "__main__"
+):  # importing takes a while, and process 1 of a container must not ignore signals
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
 
+import concurrent.futures
 import contextlib
 import functools
 import gc
@@ -43,14 +45,15 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import urllib.request
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import click
 import prometheus_client as metrics
@@ -59,7 +62,7 @@ import yaml
 from kubernetes import config as kubeconfig_loader
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException
-from kubernetes.config.kube_config import KubeConfigMerger
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
 
@@ -71,86 +74,88 @@ Obj = dict[str, Any]  # a Kubernetes object or a part of one, as in its JSON
 
 GROUP, VERSION, KIND, PLURAL = "zilliz.com", "v1", "Milvus", "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
+MANAGER = "milvus-polling-operator"
 
-NAME_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
-MANAGER = "milvus-operator"
+OUR_LABELS = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)
+CLAIM_LABEL = f"{GROUP}/milvus"
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
-MILVUS_SPEC = f"{GROUP}/milvus-spec"  # annotation: spec.milvusSpec when it is not a YAML mapping
 
-CONTAINER, DATA = "milvus", "/var/lib/milvus"  # the container that runs Milvus, and where it keeps its data
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
-MAX_SPEC, MAX_SPEC_DEPTH, MAX_SETTINGS = 65536, 32, 1000  # bytes, levels and settings of spec.milvusSpec
 MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
-MAX_DEPTH = 200  # levels of nesting that are read from an answer; anything deeper becomes null
-MERGE_PATCH = "application/merge-patch+json"  # custom resources have no strategic merge patch, the client's default
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its own credentials
-PAGE = 150  # objects in one page of a list
+MAX_DEPTH = 200  # levels of nesting that are read from a response; anything deeper becomes null
+FIRST_PAGE, PAGE = 10, 150  # objects in the first page of a list, and at most in another
+PAGE_BYTES = 4 << 20  # what a page should weigh at most
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-
-# The environment variables that make one container a complete, standalone Milvus.
-DEFAULTS = {
-    "DEPLOY_MODE": "STANDALONE",
-    "ETCD_USE_EMBED": "true",
-    "ETCD_DATA_DIR": f"{DATA}/etcd",
-    "ETCD_CONFIG_PATH": "/milvus/configs/advanced/etcd.yaml",
-    "ETCD_ENDPOINTS": "localhost:2479",
-    "COMMON_STORAGETYPE": "local",
-    "MQ_TYPE": "rocksmq",
-    "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
-    # The components share the container and find each other here. If they registered the pod's address, which changes,
-    # a new pod on existing data would wait until the old sessions expire.
-    **{f"{component}_IP": "127.0.0.1" for component in (
-        "ROOTCOORD", "DATACOORD", "QUERYCOORD", "INDEXCOORD", "PROXY",
-        "DATANODE", "INDEXNODE", "QUERYNODE", "STREAMINGNODE",
-    )},
-}  # fmt: skip
-PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings that users cannot change
+MERGE_PATCH = "application/merge-patch+json"  # custom resources reject the client's default
+SERVICE_ACCOUNT = (
+    "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its credentials
+)
 
 # Reasons of the Reconciled condition.
 RECONCILED, SPEC_IS_TEXT, API_ERROR = "Reconciled", "SpecIsText", "APIError"
-NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN = "NameConflict", "QuotaExceeded", "Invalid", "Forbidden"
-STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # reasons that stay until somebody acts
-CLAIM_TERMINATING = "ClaimTerminating"  # a reason of the Ready condition: a pod waits until an old claim is gone
-STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
+NAME_CONFLICT, QUOTA_EXCEEDED = "NameConflict", "QuotaExceeded"
+INVALID, FORBIDDEN = "Invalid", "Forbidden"
+STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
+# Reasons of the Ready condition: what is waited for, which is no failure.
+CLAIM_TERMINATING, NAMESPACE_TERMINATING = "ClaimTerminating", "NamespaceTerminating"
+WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING}
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
+STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes, by result: success or failure", ["result"])
-PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass",
-                                 buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120))  # fmt: skip
-REQUESTS = metrics.Counter("milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"])
-MILVUSES = metrics.Gauge("milvus_operator_milvuses", f"Milvus resources: {', '.join(STATES)}", ["state"])
-SINCE_GOOD_PASS = metrics.Gauge("milvus_operator_seconds_since_good_pass", "Seconds since the last good pass")
+PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASS_SECONDS = metrics.Histogram(
+    "milvus_operator_pass_duration_seconds",
+    "Duration of a pass",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+)
+REQUESTS = metrics.Counter(
+    "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
+)
+MILVUSES = metrics.Gauge(
+    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+)
+SINCE_GOOD_PASS = metrics.Gauge(
+    "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
+)
 
-YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 log = logging.getLogger("milvus_operator")
 
 
-class Words(NamedTuple):
-    """The reason and message of a condition or an event."""
+class Reason(NamedTuple):
+    """The reason and the message of a condition."""
 
     reason: str
-    message: str
-    trouble: tuple[str, str] | None = None  # a shared cause, logged once: its key, and the line to log
+    message: str = ""
 
 
 class Invalid(Exception):
-    """The spec of a Milvus cannot be served; the text tells its owner why."""
+    """The spec of a Milvus cannot be used; the text tells its owner why."""
 
 
 # ---------- Readers of unstructured objects ----------
 
 
-def reader(key: str) -> Callable[[Obj], str]:
-    return lambda obj: str(obj["metadata"][key])
+def name_of(obj: Obj) -> str:
+    return str(obj["metadata"]["name"])
 
 
-name_of, namespace_of, uid_of, version_of = map(reader, ("name", "namespace", "uid", "resourceVersion"))
+def namespace_of(obj: Obj) -> str:
+    return str(obj["metadata"]["namespace"])
+
+
+def uid_of(obj: Obj) -> str:
+    return str(obj["metadata"]["uid"])
+
+
+def version_of(obj: Obj) -> str:
+    return str(obj["metadata"]["resourceVersion"])
 
 
 def full_name(obj: Obj) -> str:
@@ -166,8 +171,9 @@ def labels_of(obj: Obj) -> Obj:
 
 
 def controller_of(obj: Obj) -> Obj:
-    """The owner reference whose `controller` is true (an object has at most one), or an empty mapping."""
-    return next((owner for owner in obj["metadata"].get("ownerReferences") or [] if owner.get("controller")), {})
+    """The owner reference whose `controller` is true (at most one), or an empty mapping."""
+    owners = obj["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def owner_uid(obj: Obj) -> str | None:
@@ -178,24 +184,30 @@ def is_ending(obj: Obj) -> bool:
     return bool(obj["metadata"].get("deletionTimestamp"))
 
 
+def phase_of(pod: Obj) -> str:
+    return str(pod.get("status", {}).get("phase") or "Pending")
+
+
 def is_finished(pod: Obj) -> bool:
     """Failed or Succeeded: its containers have ended and will not start again."""
     return phase_of(pod) in ("Failed", "Succeeded")
 
 
+def conditions_of(obj: Obj) -> list[Obj]:
+    conditions = mapping(obj.get("status")).get("conditions")
+    if not isinstance(conditions, list):
+        return []
+    return [condition for condition in conditions if isinstance(condition, dict)]
+
+
 def condition_of(obj: Obj, kind: str) -> Obj:
     """The condition of this type in its status, or an empty mapping."""
-    conditions = mapping(obj.get("status")).get("conditions")
-    some = conditions if isinstance(conditions, list) else []
-    return next((condition for condition in some if mapping(condition).get("type") == kind), {})
+    return next((item for item in conditions_of(obj) if item.get("type") == kind), {})
 
 
 def is_ready(pod: Obj) -> bool:
-    return condition_of(pod, "Ready").get("status") == "True" and not is_ending(pod) and not is_finished(pod)
-
-
-def phase_of(pod: Obj) -> str:
-    return str(pod.get("status", {}).get("phase") or "Pending")
+    ready = condition_of(pod, "Ready").get("status") == "True"
+    return ready and not is_ending(pod) and not is_finished(pod)
 
 
 def template_hash_of(pod: Obj) -> str | None:
@@ -203,7 +215,7 @@ def template_hash_of(pod: Obj) -> str | None:
 
 
 def mapping(value: Any) -> Obj:
-    """The value if it is a mapping, else an empty mapping: under some CRDs a Milvus may have any shape."""
+    """The value if it is a mapping, else an empty one: some CRDs allow any shape."""
     return value if isinstance(value, dict) else {}
 
 
@@ -212,197 +224,106 @@ def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     return {key: value for key in keys if (value := obj.get(key)) is not None}
 
 
-# ---------- The core: what a Milvus needs, what to do, what its status says; no clock, no network, no log ----------
+# ---------- The kind: what would be replaced to run something else than Milvus ----------
+
+CONTAINER, DATA = (
+    "milvus",
+    "/var/lib/milvus",
+)  # the container of Milvus, and where it keeps its data
+FS_GROUP = 999  # the group of Milvus images that do not run as root
+PORTS = {"milvus": 19530, "metrics": 9091}
+FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings of those two ports
+MAX_SPEC, MAX_SPEC_DEPTH = 64 << 10, 32  # bytes and levels of spec.milvusSpec
+MAX_SETTINGS, MAX_SETTINGS_BYTES = 1000, 256 << 10  # how many settings, and their size
+YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
+
+# The components share the container and find each other here. If they registered the pod's address,
+# which changes, a new pod on existing data would wait until the old sessions expire.
+COMPONENTS = (
+    "ROOTCOORD DATACOORD QUERYCOORD INDEXCOORD PROXY DATANODE INDEXNODE QUERYNODE STREAMINGNODE"
+)
+# The environment variables that make one container a complete, standalone Milvus.
+DEFAULTS = {
+    "DEPLOY_MODE": "STANDALONE",
+    "ETCD_USE_EMBED": "true",
+    "ETCD_DATA_DIR": f"{DATA}/etcd",
+    "ETCD_CONFIG_PATH": "/milvus/configs/advanced/etcd.yaml",
+    "ETCD_ENDPOINTS": "localhost:2479",
+    "COMMON_STORAGETYPE": "local",
+    "MQ_TYPE": "rocksmq",
+    "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
+    **{f"{component}_IP": "127.0.0.1" for component in COMPONENTS.split()},
+}
 
 
-# --- What the spec asks for ---
-def replicas_of(milvus: Obj) -> int:
-    """How many pods are wanted. Raises Invalid if the spec cannot be served: the original CRD checks nothing."""
+class Spec(NamedTuple):
+    """The spec of a Milvus, read and checked once for each pass."""
+
+    replicas: int
+    settings: dict[str, str] | None  # by dotted name; None: milvusSpec is text that sets nothing
+    template_hash: str  # the fingerprint of image, milvusSpec and pod
+    invalid: str = ""  # what is wrong with it; then the rest says nothing
+
+
+def spec_of(milvus: Obj) -> Spec:
+    """Read the spec. Raises Invalid: the original CRD checks nothing."""
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
-    replicas = spec.get("replicas")
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
-        raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters: pod names are made from it")
+        raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters")
     for key, shape in {"image": str, "milvusSpec": str, "storage": dict, "pod": dict}.items():
         if not isinstance(spec.get(key), shape | None):
             raise Invalid(f"spec.{key} must be a {'string' if shape is str else 'mapping'}")
     if not spec.get("image"):
-        raise Invalid("spec.image must be the name of an image")
-    if replicas is not None and (type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS):
+        raise Invalid("spec.image is required")
+    replicas = spec.get("replicas")
+    if replicas is None:
+        replicas = 1
+    if type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}")
-    if deeper_than(MAX_POD_DEPTH, spec.get("pod")):
+    if is_deeper_than(MAX_POD_DEPTH, spec.get("pod")):
         raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
-    settings_of(milvus)
-    return 1 if replicas is None else replicas
+    # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
+    written = json.dumps(pick(spec, ("image", "milvusSpec", "pod")), sort_keys=True)
+    fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
+    return Spec(replicas, settings_of(spec.get("milvusSpec") or ""), fingerprint)
 
 
-def deeper_than(levels: int, value: Any) -> bool:
+def is_deeper_than(levels: int, value: Any) -> bool:
     """Whether mappings and lists are nested more than this many levels deep."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (levels == 0 and len(parts) > 0) or any(deeper_than(levels - 1, part) for part in parts)
-
-
-def template_hash(milvus: Obj) -> str:
-    """The fingerprint of what the user wrote, not of the resulting pod: a newer operator must not restart any pod."""
-    written = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def pod_name(milvus: Obj, ordinal: int) -> str:
-    return f"{name_of(milvus)}-{ordinal}"
-
-
-def claim_name(pod: Obj) -> str:
-    return f"data-{name_of(pod)}"
-
-
-def ordinal_of(milvus: Obj, pod: Obj) -> int | None:
-    """The pod's ordinal, or None if its name is not <this Milvus's name>-<ordinal>."""
-    start, _, end = name_of(pod).rpartition("-")
-    return int(end) if start == name_of(milvus) and end.isdecimal() and str(int(end)) == end else None
-
-
-def selector_of(milvus: Obj) -> dict[str, str]:
-    """The labels that all pods of a Milvus share."""
-    return {NAME_LABEL: "milvus", INSTANCE_LABEL: name_of(milvus), MANAGED_BY_LABEL: MANAGER}
-
-
-def pod_labels(milvus: Obj, ordinal: int) -> dict[str, str]:
-    return selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)}
-
-
-def owner_reference(milvus: Obj) -> Obj:
-    reference = {"apiVersion": API_VERSION, "kind": KIND, "name": name_of(milvus), "uid": uid_of(milvus)}
-    return reference | {"controller": True, "blockOwnerDeletion": True}
-
-
-# --- The pod, and its claim ---
-def new_pod(milvus: Obj, ordinal: int) -> Obj:
-    """The pod of this ordinal as it is sent to the API server: the generated pod with spec.pod laid over it."""
-    pod, spec, settings = name_only(milvus, ordinal), milvus["spec"], settings_of(milvus)
-    over, storage = mapping(spec.get("pod")), {"persistentVolumeClaim": {"claimName": claim_name(pod)}}
-    metadata = mapping(over.get("metadata"))
-    text = {} if settings is not None else {MILVUS_SPEC: spec["milvusSpec"]}
-    ours = {
-        "hostname": name_of(pod),
-        "subdomain": name_of(milvus),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT, which Milvus reads
-        "terminationGracePeriodSeconds": 60,
-        "securityContext": {"fsGroup": 999},  # the group of Milvus images that do not run as root
-        "containers": [new_container(spec["image"], settings or {})],
-        "volumes": [{"name": "data"} | (storage if spec.get("storage") else {"emptyDir": {}})],
-    }
-    pod["metadata"] |= {
-        "labels": mapping(metadata.get("labels")) | pod_labels(milvus, ordinal),
-        "annotations": mapping(metadata.get("annotations")) | {TEMPLATE_HASH: template_hash(milvus)} | text,
-        "ownerReferences": [owner_reference(milvus)],
-    }
-    return {"apiVersion": "v1", "kind": "Pod"} | pod | {"spec": overlay(ours, mapping(over.get("spec")))}
-
-
-def name_only(milvus: Obj, ordinal: int) -> Obj:
-    """A pod that does not exist yet: its name and namespace."""
-    return {"metadata": {"name": pod_name(milvus, ordinal), "namespace": namespace_of(milvus)}}
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list) or not value:
+        return False
+    return levels == 0 or any(is_deeper_than(levels - 1, part) for part in value)
 
 
 def new_container(image: str, settings: dict[str, str]) -> Obj:
-    """A standalone Milvus with these settings. It has five minutes to start, and is not Ready until it has."""
-    healthz = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
+    """A standalone Milvus with these settings. It has five minutes to start."""
+    metrics_port = PORTS["metrics"]
+    healthz = {"httpGet": {"path": "/healthz", "port": metrics_port}, "timeoutSeconds": 5}
+    alive = {"tcpSocket": {"port": metrics_port}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
         "image": image,
         "args": ["milvus", "run", "standalone"],
-        "env": environment(DEFAULTS, settings),
-        "ports": [{"name": port, "containerPort": number} for port, number in PORTS.items()],
+        "env": environment(settings),
+        "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
-        "livenessProbe": {"tcpSocket": {"port": "metrics"}, "timeoutSeconds": 5, "periodSeconds": 15},
+        "livenessProbe": alive | {"periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "data", "mountPath": DATA}],
     }
 
 
-def new_claim(milvus: Obj, pod: Obj) -> Obj | None:
-    """The PersistentVolumeClaim of a pod. It has no owner, so the data outlives the pod and the Milvus."""
-    storage = milvus["spec"].get("storage")
-    if not storage:
-        return None
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": storage.get("size")}}}
-    labels = pod_labels(milvus, ordinal_of(milvus, pod) or 0)
-    metadata = {"name": claim_name(pod), "namespace": namespace_of(milvus), "labels": labels}
-    spec |= pick(storage, ["storageClassName"])
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
-
-
-# --- Settings: spec.milvusSpec as environment variables ---
-def settings_of(milvus: Obj) -> dict[str, str] | None:
-    """The settings in spec.milvusSpec by dotted name; None if it is not a YAML mapping. Raises Invalid."""
-    return parse_settings(milvus["spec"].get("milvusSpec") or "{}")
-
-
-def invalid(line: int, text: str) -> Invalid:
-    """An error on this line (from 0) of spec.milvusSpec. The user's text is never quoted: it may contain passwords."""
-    return Invalid(f"spec.milvusSpec, line {line + 1}: {text}")
-
-
-@functools.lru_cache(maxsize=128)
-def parse_settings(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping, flattened to dotted names; None for any other text. Raises Invalid."""
-    if len(text.encode(errors="replace")) > MAX_SPEC:
-        raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC // 1024} KiB")
-    try:
-        if not is_harmless_mapping(text):
-            return None
-        settings = list(flatten(yaml.compose(text, YAML_LOADER)))
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        mark, bad = getattr(error, "problem_mark", None), yaml.reader.Reader.NON_PRINTABLE.search(text)
-        line = min(mark.line, text.rstrip().count("\n")) if mark else text.count("\n", 0, bad.start() if bad else 0)
-        raise invalid(line, "not valid YAML" if mark else "a character that YAML does not allow") from None
-    if len(settings) > MAX_SETTINGS:
-        raise Invalid(f"spec.milvusSpec has {len(settings)} settings; the limit is {MAX_SETTINGS}")
-    lines: dict[str, int] = {}
-    for name, _, line in settings:
-        key = setting(name)
-        if key in FIXED:
-            raise invalid(line, f"{FIXED[key]} cannot be changed: the ports of the pod depend on it")
-        if key in lines:
-            raise invalid(line, f"the same setting as on line {lines[key] + 1}")
-        lines[key] = line
-    return {name: value for name, value, _ in settings}
-
-
-def is_harmless_mapping(text: str) -> bool:
-    """Whether the text is a YAML mapping. It is read event by event, because PyYAML's composer recurses and expands
-    aliases. Raises Invalid."""
-    depth, tops = 0, list[bool]()
-    for event in yaml.parse(text, YAML_LOADER):
-        line = event.start_mark.line if event.start_mark else 0
-        if isinstance(event, yaml.NodeEvent):
-            if depth == 0:
-                tops.append(isinstance(event, yaml.MappingStartEvent))
-            if any(tops) and event.anchor is not None:  # an alias has one too
-                raise invalid(line, "anchors and aliases are not allowed: write the value instead")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_SPEC_DEPTH:
-            raise invalid(line, f"more than {MAX_SPEC_DEPTH} levels of nesting")
-    return any(tops) or not tops  # empty text is an empty mapping
-
-
-def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """Each setting below a mapping node: its dotted name, its value as written, its line. Raises Invalid."""
-    for key, node in mapping_node.value if mapping_node else ():
-        line = key.start_mark.line
-        if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise invalid(line, "a key must be a string that is not empty")
-        if isinstance(node, yaml.MappingNode):
-            yield from flatten(node, f"{prefix}{key.value}.")
-        elif isinstance(node, yaml.ScalarNode):
-            yield prefix + key.value, node.value, line
-        elif all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            yield prefix + key.value, ",".join(item.value for item in node.value), line
-        else:
-            raise invalid(line, "a list may hold only scalars, not mappings or lists")
+def environment(settings: dict[str, str]) -> list[Obj]:
+    """The variables: the user's settings, and our defaults for the others."""
+    theirs = {setting(name) for name in settings}
+    defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
+    variables = defaults | settings
+    # Kubernetes reads $$ as one $.
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
 
 
 MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")
@@ -410,31 +331,207 @@ NO_SEPARATORS = str.maketrans("", "", "_./")
 
 
 def setting(name: str) -> str:
-    """The setting that Milvus reads from a variable of this name: PROXY_PORT and milvus.proxy.port are the same."""
+    """The setting that Milvus reads from a variable: PROXY_PORT and milvus.proxy.port are one."""
     return MILVUS_PREFIX.sub("", name, count=1).translate(NO_SEPARATORS).lower()
 
 
-def environment(defaults: dict[str, str], settings: dict[str, str]) -> list[Obj]:
-    """The variables of both; if both have the same setting, the user's wins. Kubernetes reads $$ as one $."""
-    theirs = {setting(name) for name in settings}
-    chosen = {name: value for name, value in defaults.items() if setting(name) not in theirs} | settings
-    return [{"name": name, "value": value.replace("$", "$$")} for name, value in chosen.items()]
+def invalid(line: int, text: str) -> Invalid:
+    """An error on this line (from 0) of spec.milvusSpec, which may hold secrets: never quote it."""
+    return Invalid(f"spec.milvusSpec, line {line + 1}: {text}")
 
 
-# --- spec.pod, laid over the pod ---
-MERGE_KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
+@functools.lru_cache(maxsize=128)
+def settings_of(text: str) -> dict[str, str] | None:
+    """The settings of a YAML mapping by dotted name; None for text that is no mapping and sets
+    nothing. Raises Invalid."""
+    if len(text.encode(errors="replace")) > MAX_SPEC:
+        raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC >> 10} KiB")
+    try:
+        check_shape(text)
+        node = yaml.compose(text, YAML_LOADER)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark:
+            raise invalid(
+                min(mark.line, text.rstrip().count("\n")), "it is not valid YAML"
+            ) from None
+        bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        line = text.count("\n", 0, bad.start() if bad else 0)
+        raise invalid(line, "it contains a character that YAML does not allow") from None
+    if node is None or isinstance(node, yaml.MappingNode):
+        return flat_settings(node)
+    if ":" in text or "=" in text:
+        raise invalid(0, "it looks like settings, but it is not a YAML mapping")
+    return None
+
+
+def check_shape(text: str) -> None:
+    """Check depth and anchors event by event, because the composer recurses and expands aliases."""
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        line = event.start_mark.line if event.start_mark else 0
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:  # an alias has one too
+            raise invalid(line, "anchors and aliases are not allowed: write the value instead")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_SPEC_DEPTH:
+            raise invalid(line, f"it has more than {MAX_SPEC_DEPTH} levels of nesting")
+
+
+def flat_settings(node: yaml.Node | None) -> dict[str, str]:
+    """The settings below a mapping node, checked. Raises Invalid."""
+    settings, lines, size = dict[str, str](), dict[str, int](), 0
+    for name, value, line in flatten(node):
+        key = setting(name)
+        if key in FIXED:
+            raise invalid(
+                line, f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
+            )
+        if key in lines:
+            raise invalid(line, f"it sets the same setting as line {lines[key] + 1}")
+        if not re.fullmatch("[ -<>-~]+", name):
+            raise invalid(line, "a key must consist of printable ASCII characters other than =")
+        settings[name] = value
+        lines[key] = line
+        size += len(name) + len(value.encode(errors="replace"))
+        if size > MAX_SETTINGS_BYTES or len(settings) > MAX_SETTINGS:
+            limits = f"{MAX_SETTINGS} settings, {MAX_SETTINGS_BYTES >> 10} KiB"
+            raise invalid(line, f"there are more settings than allowed ({limits})")
+    return settings
+
+
+def flatten(mapping_node: Any, prefix: str = "") -> Iterator[tuple[str, str, int]]:
+    """Each setting below a mapping node: its dotted name, its value as written, its line."""
+    for key, node in mapping_node.value if mapping_node else ():
+        line = key.start_mark.line
+        if not isinstance(key, yaml.ScalarNode) or not key.value:
+            raise invalid(line, "a key must be a non-empty string")
+        name = prefix + key.value
+        if isinstance(node, yaml.MappingNode):
+            yield from flatten(node, f"{name}.")
+        elif isinstance(node, yaml.ScalarNode):
+            yield name, node.value, line
+        elif all(isinstance(item, yaml.ScalarNode) for item in node.value):
+            yield name, ",".join(item.value for item in node.value), line
+        else:
+            raise invalid(line, "a list may hold only scalars, not mappings or lists")
+
+
+# ---------- The core: what to do and what to say; it knows no clock, network or log ----------
+
+
+# --- Names, labels, owners ---
+def pod_name(milvus: Obj, ordinal: int) -> str:
+    return f"{name_of(milvus)}-{ordinal}"
+
+
+def claim_name(milvus: Obj, ordinal: int) -> str:
+    return f"data-{pod_name(milvus, ordinal)}"
+
+
+def ordinal_of(milvus: Obj, pod: Obj) -> int | None:
+    """The pod's ordinal, or None if its name is not <this Milvus's name>-<ordinal>."""
+    start, _, end = name_of(pod).rpartition("-")
+    if start != name_of(milvus) or not end.isdecimal() or str(int(end)) != end:
+        return None
+    return int(end)
+
+
+def selector_of(milvus: Obj) -> dict[str, str]:
+    """The labels that all pods of a Milvus share."""
+    return {
+        NAME_LABEL: CONTAINER,
+        INSTANCE_LABEL: name_of(milvus),
+        MANAGED_BY_LABEL: MANAGER,
+    }
+
+
+def reference_to(milvus: Obj) -> Obj:
+    names = {"name": name_of(milvus), "uid": uid_of(milvus)}
+    return {"apiVersion": API_VERSION, "kind": KIND} | names
+
+
+def owner_reference(milvus: Obj) -> Obj:
+    return reference_to(milvus) | {"controller": True, "blockOwnerDeletion": True}
+
+
+# --- The pod, and its claim ---
+def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
+    """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
+    over = mapping(milvus["spec"].get("pod"))
+    metadata = mapping(over.get("metadata"))
+    volume: Obj = {"name": "data", "emptyDir": {}}
+    if milvus["spec"].get("storage"):
+        claim = {"claimName": claim_name(milvus, ordinal)}
+        volume = {"name": "data", "persistentVolumeClaim": claim}
+    generated = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {"fsGroup": FS_GROUP},
+        "containers": [new_container(milvus["spec"]["image"], spec.settings or {})],
+        "hostname": pod_name(milvus, ordinal),
+        "subdomain": name_of(milvus),
+        "volumes": [volume],
+    }
+    ours = selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(milvus, ordinal),
+            "namespace": namespace_of(milvus),
+            "labels": mapping(metadata.get("labels")) | ours,
+            "annotations": mapping(metadata.get("annotations"))
+            | {TEMPLATE_HASH: spec.template_hash},
+            "ownerReferences": [owner_reference(milvus)],
+        },
+        "spec": overlay(generated, mapping(over.get("spec"))),
+    }
+
+
+def new_claim(milvus: Obj, ordinal: int) -> Obj:
+    """The PersistentVolumeClaim of a pod. It has no owner, so the data outlives pod and Milvus."""
+    storage = milvus["spec"]["storage"]
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": claim_name(milvus, ordinal),
+            "namespace": namespace_of(milvus),
+            "labels": {CLAIM_LABEL: name_of(milvus)},
+        },
+        "spec": pick(storage, ["storageClassName"])
+        | {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": storage.get("size")}},
+        },
+    }
+
+
+# --- spec.pod, laid over the generated pod ---
+MERGE_KEYS = {
+    "containers": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+}
 ALTERNATIVES = {"exec", "httpGet", "tcpSocket", "grpc"}  # a probe has exactly one of these
 
 
 def overlay(ours: Obj, over: Obj) -> Obj:
-    """A mapping laid over ours: mappings merge, lists of named things merge by key, anything else replaces."""
-    replaced = ALTERNATIVES - over.keys() if ALTERNATIVES & over.keys() else set()
-    merged = {key: value for key, value in ours.items() if key not in replaced}
+    """A mapping laid over ours: mappings and lists of named things merge, all else is replaced."""
+    merged = dict(ours)
+    if ALTERNATIVES & over.keys():
+        for key in ALTERNATIVES - over.keys():
+            merged.pop(key, None)
     for key, value in over.items():
         mine = merged.get(key)
         if isinstance(mine, dict) and isinstance(value, dict):
             merged[key] = overlay(mine, value)
-        elif isinstance(mine, list) and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        elif isinstance(mine, list) and isinstance(value, list):
             merged[key] = overlay_list(key, mine, value)
         else:
             merged[key] = value
@@ -442,243 +539,326 @@ def overlay(ours: Obj, over: Obj) -> Obj:
 
 
 def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
-    """A list of named things laid over ours. A variable or a volume is replaced as a whole: it has only one source."""
+    """A list of named things laid over ours. A variable or a volume has only one source, so it is
+    replaced as a whole."""
+    if not all(isinstance(item, dict) for item in over):
+        return over
     if kind == "env":
         theirs = {setting(str(item.get("name"))) for item in over}
         return [item for item in ours if setting(item["name"]) not in theirs] + over
     if kind not in MERGE_KEYS:
         return over
     key = MERGE_KEYS[kind]
-    merged, rest, met = {item[key]: item for item in ours}, [], set()
+    merged, added = {item[key]: item for item in ours}, list[Obj]()
     for item in over:
         name = item.get(key)
-        if isinstance(name, str | int) and name in merged and name not in met:
-            merged[name] = item if kind == "volumes" else overlay(merged[name], item)
-            met.add(name)
+        if not isinstance(name, str | int) or name not in merged:
+            added.append(item)
+        elif kind == "volumes":
+            merged[name] = item
         else:
-            rest.append(item)  # the API server refuses duplicates
-    return [*merged.values(), *rest]
+            merged[name] = overlay(merged[name], item)
+    return [*merged.values(), *added]
 
 
 # --- Whose pod it is ---
 def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
     """The pods that this Milvus owns, by ordinal. Ownership is a UID; a name proves nothing."""
-    owned = (pod for pod in pods if owner_uid(pod) == uid_of(milvus))
-    return {ordinal: pod for pod in owned if (ordinal := ordinal_of(milvus, pod)) is not None}
+    owned = dict[int, Obj]()
+    for pod in pods:
+        ordinal = ordinal_of(milvus, pod)
+        if owner_uid(pod) == uid_of(milvus) and ordinal is not None:
+            owned[ordinal] = pod
+    return owned
+
+
+def group(pods: list[Obj], uids: Collection[str]) -> dict[tuple[str, Any], list[Obj]]:
+    """The pods by namespace and owner or, for orphans and pods of others, by the name of a Milvus
+    in their label."""
+    groups: dict[tuple[str, Any], list[Obj]] = defaultdict(list)
+    for pod in pods:
+        owner = owner_uid(pod)
+        key = owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)
+        groups[namespace_of(pod), key].append(pod)
+    return groups
+
+
+def has_labels(milvus: Obj, pod: Obj) -> bool:
+    return selector_of(milvus).items() <= labels_of(pod).items()
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
     """Whether it is our pod and has lost its owner, as after `kubectl delete --cascade=orphan`."""
-    ours = ordinal_of(milvus, pod) is not None and selector_of(milvus).items() <= labels_of(pod).items()
+    ours = ordinal_of(milvus, pod) is not None and has_labels(milvus, pod)
     return ours and not controller_of(pod) and not is_ending(pod)
 
 
-def strangers(milvus: Obj, pods: Iterable[Obj]) -> dict[str, Words]:
-    """The pods that have a wanted name and are not ours, each with what to tell the user. Raises Invalid."""
-    wanted, found = {pod_name(milvus, ordinal) for ordinal in range(replicas_of(milvus))}, dict[str, Words]()
+def conflict_with(milvus: Obj, pod: Obj) -> Reason | None:
+    """What to tell the user about a pod that has a desired name; None if it is ours or will go."""
+    owner, name = controller_of(pod), name_of(pod)
+    if is_ending(pod) or is_orphan(milvus, pod):
+        return None
+    if owner.get("uid") == uid_of(milvus):
+        if labels_of(pod).get(MANAGED_BY_LABEL) == MANAGER:
+            return None
+        labels = " ".join(f"{key}={value}" for key, value in selector_of(milvus).items())
+        command = f"kubectl label --overwrite pod {name} {labels}"
+        return Reason(NAME_CONFLICT, f"pod {name} has lost its labels; restore them: {command}")
+    group = str(owner.get("apiVersion")).partition("/")[0]
+    if (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus)):
+        return None  # of an earlier Milvus of that name: the garbage collector deletes it
+    whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "no Milvus"
+    advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
+    text = f"pod {name} exists and belongs to {whose}, so it is left alone: {advice}"
+    return Reason(NAME_CONFLICT, text)
+
+
+def conflicts_of(milvus: Obj, spec: Spec, pods: Iterable[Obj]) -> dict[str, Reason]:
+    """The pods that have a desired name and are not ours, each with what to tell the user."""
+    found = dict[str, Reason]()
     for pod in pods:
-        owner, name = controller_of(pod), name_of(pod)
-        ours = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))  # or of an earlier namesake
-        if name in wanted and not ours and not is_ending(pod) and not is_orphan(milvus, pod):
-            whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "somebody else"
-            advice = "delete that pod (this is noticed within 5 minutes) or use another name for the Milvus"
-            found[name] = Words(NAME_CONFLICT, f"pod {name} belongs to {whose} and is left alone: {advice}")
+        ordinal = ordinal_of(milvus, pod)
+        if ordinal is None or ordinal >= spec.replicas:
+            continue
+        if conflict := conflict_with(milvus, pod):
+            found[name_of(pod)] = conflict
     return found
 
 
+def lacks(sent: Obj, pod: Obj) -> str:
+    """What the operator relies on and admission has removed; empty if nothing."""
+    if owner_uid(pod) != owner_uid(sent):
+        return "its owner reference"
+    if not pick(labels_of(sent), OUR_LABELS).items() <= labels_of(pod).items():
+        return "its labels"
+    if template_hash_of(pod) != template_hash_of(sent):
+        return f"its annotation {TEMPLATE_HASH}"
+    return ""
+
+
 # --- What to do ---
-DONE = {"create": "created", "delete": "deleted", "adopt": "adopted", "label": "labelled"}
-WRITTEN = (*DONE.values(), "status update(s)")  # in the order of the log
-
-
 class Action(NamedTuple):
-    """One write: the verb (a key of DONE, or vet or claim), the pod (to create one, its name only), and the reason."""
+    """One write. The verb is create, delete (a surplus pod), replace (delete, so that it is created
+    anew), or adopt; the pod is an empty mapping if it does not exist."""
 
     verb: str
+    ordinal: int
     pod: Obj
-    reason: str
-
-    @property
-    def disrupts(self) -> bool:
-        return self.verb == "delete" and is_ready(self.pod)
+    reason: str = ""
 
 
-class Limits(NamedTuple):
-    """What decide() cannot see in the objects."""
-
-    replace: bool = True  # whether Failed and Succeeded pods may be replaced now
-    vetted: bool = True  # whether the API server accepts the current template; until it does, no pod is deleted for it
-    held: Collection[str] = ()  # the names that strangers have
-    skip: Collection[str] = ()  # the names of pods to leave alone for now
-    disruptable: Collection[str] | None = None  # UIDs of pods that may be deleted although Ready; None: all
+DONE = {"create": "created", "delete": "deleted", "replace": "deleted", "adopt": "adopted"}
+OUTDATED = "outdated template"
 
 
-def decide(milvus: Obj, pods: Collection[Obj], limits: Limits = Limits()) -> list[Action]:  # noqa: B008  # immutable
-    """What to do now, in order. `pods` are those of the Milvus and those that have one of its names. Raises Invalid."""
-    replicas, fingerprint, may = replicas_of(milvus), template_hash(milvus), limits.disruptable
-    mine, taken = members(milvus, pods), {*limits.held, *map(name_of, pods)}
-    surplus = [mine[ordinal] for ordinal in sorted(mine, reverse=True) if ordinal >= replicas]
-    deletes = [Action("delete", pod, f"surplus: {replicas} wanted") for pod in surplus if not is_ending(pod)]
-    repairs = [Action("adopt", pod, "orphan with our labels") for pod in pods if is_orphan(milvus, pod)]
-    steps: list[Action] = []  # of the roll
-    for ordinal in range(replicas):
-        pod = mine.get(ordinal)
-        if not pod:
-            pod = name_only(milvus, ordinal)
-            repairs += [Action("create", pod, "missing")] if name_of(pod) not in taken else []
-        elif is_finished(pod) and not is_ending(pod):
-            stale = template_hash_of(pod) != fingerprint
-            if limits.replace or stale:  # a pod of an earlier template is deleted only once the current one is vetted
-                words = dict.fromkeys((phase_of(pod), words_of(pod).reason))  # Failed: Evicted
-                (steps if stale else deletes).append(Action("delete", pod, ": ".join(words)))
-        elif not is_ending(pod):
-            repairs += repairs_of(milvus, pod, ordinal)
-    wanted = [ordinal for ordinal in range(replicas) if pod_name(milvus, ordinal) not in limits.held]
-    steps += roll(mine, wanted, fingerprint, limits)
-    deletes, steps = ([a for a in some if name_of(a.pod) not in limits.skip] for some in (deletes, steps))
-    if deletes and any(step.disrupts for step in steps):
-        steps = []  # one thing at a time: no Ready pod is rolled while others are deleted
-    if steps and not limits.vetted:
-        steps = [Action("vet", steps[0].pod, "the template has changed")]
-    deletes = [a for a in deletes + steps if not a.disrupts or may is None or uid_of(a.pod) in may]
-    skip = {*limits.skip, *(name_of(action.pod) for action in deletes)}
-    return deletes + [action for action in repairs if name_of(action.pod) not in skip]
+def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str]) -> list[Action]:
+    """Everything that should be done, in order. `pods` are those of the Milvus and those that have
+    one of its names; `taken` are the names that pods of other owners have."""
+    mine, present = members(milvus, pods), {*map(name_of, pods)}
+    actions = list[Action]()
+    for ordinal in sorted(mine, reverse=True):
+        if ordinal >= spec.replicas and not is_ending(mine[ordinal]):
+            reason = f"spec.replicas is {spec.replicas}"
+            actions.append(Action("delete", ordinal, mine[ordinal], reason))
+    for pod in pods:
+        orphan = ordinal_of(milvus, pod)
+        if orphan is not None and is_orphan(milvus, pod):
+            reason = "no controller, but the name and labels of a pod of this Milvus"
+            actions.append(Action("adopt", orphan, pod, reason))
+    running = dict[int, Obj]()
+    for ordinal in range(spec.replicas):
+        current = mine.get(ordinal)
+        if current is None:
+            if pod_name(milvus, ordinal) not in present:
+                actions.append(Action("create", ordinal, {}))
+        elif not is_ending(current):
+            if reason := why_replace(milvus, ordinal, current):
+                actions.append(Action("replace", ordinal, current, reason))
+            else:
+                running[ordinal] = current
+    others = sum(pod_name(milvus, ordinal) in taken for ordinal in range(spec.replicas))
+    all_run = len(running) + others == spec.replicas
+    return actions + roll(running, spec.template_hash, all_run)
 
 
-def repairs_of(milvus: Obj, pod: Obj, ordinal: int) -> Iterator[Action]:
-    """What a pod of ours needs if it has lost its labels or its claim."""
-    said = condition_of(pod, "PodScheduled").get("message") or ""  # in the scheduler's words
-    if not pod_labels(milvus, ordinal).items() <= labels_of(pod).items():
-        yield Action("label", pod, "lost its labels")
-    elif any(f'"{claim_name(pod)}" {what}' in said for what in ("not found", "is being deleted")):
-        yield Action("claim", pod, "missing")
+def why_replace(milvus: Obj, ordinal: int, pod: Obj) -> str:
+    """Why a pod must be deleted and created anew, whatever its template; empty if it need not."""
+    if is_finished(pod):
+        reason = why_not_ready(pod).reason
+        return phase_of(pod) if reason == phase_of(pod) else f"{phase_of(pod)} ({reason})"
+    unscheduled = str(condition_of(pod, "PodScheduled").get("message"))  # in the scheduler's words
+    claim = claim_name(milvus, ordinal)
+    if any(f'"{claim}" {what}' in unscheduled for what in ("not found", "is being deleted")):
+        return f"claim {claim} is gone"
+    return ""
 
 
-def roll(mine: dict[int, Obj], wanted: Collection[int], fingerprint: str, limits: Limits) -> list[Action]:
-    """The next step in replacing pods of an earlier template: like a StatefulSet, from the highest ordinal and one
-    Ready pod at a time. Unlike a StatefulSet, it first deletes all that are not Ready: they serve nobody, and a roll
-    that waits for a broken pod gets stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
-    running = [mine[i] for i in sorted(wanted, reverse=True) if i in mine]
-    running = [pod for pod in running if not is_ending(pod) and not is_finished(pod)]
-    stale = [pod for pod in running if template_hash_of(pod) != fingerprint and name_of(pod) not in limits.skip]
-    broken = [pod for pod in stale if not is_ready(pod)]
-    if not all(i in mine and is_ready(mine[i]) for i in wanted):
-        return [Action("delete", pod, "earlier template, not Ready") for pod in broken]
-    next_ones = (pod for pod in stale if limits.disruptable is None or uid_of(pod) in limits.disruptable)
-    return [Action("delete", pod, "earlier template") for pod in next_ones][:1]
+def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Action]:
+    """The next step in replacing pods of an outdated template: as a StatefulSet does, from the
+    highest ordinal, and one Ready pod at a time. Unlike a StatefulSet, it first deletes all that
+    are not Ready: they serve nobody, and a roll that waits for a broken pod is stuck, even when
+    it is rolled back (kubernetes/kubernetes#67250)."""
+    outdated = [
+        i for i in sorted(running, reverse=True) if template_hash_of(running[i]) != template_hash
+    ]
+    broken = [i for i in outdated if not is_ready(running[i])]
+    if all_run and all(map(is_ready, running.values())):
+        return [Action("replace", i, running[i], OUTDATED) for i in outdated[:1]]
+    return [Action("replace", i, running[i], OUTDATED) for i in broken]
 
 
-def announced_of(milvus: Obj) -> str:
-    """What status.disruptedPod says: the UID of the Ready pod that was last announced, and when; or an empty string."""
-    return str(mapping(milvus.get("status")).get("disruptedPod") or "")
+def disrupts(action: Action) -> bool:
+    """Whether it deletes a Ready pod."""
+    return action.verb in ("delete", "replace") and is_ready(action.pod)
 
 
-def disruptable(pods: Iterable[Obj], announced: str, newer: bool) -> set[str]:
-    """The UIDs of the pods that may be deleted now although they are Ready.
+def is_outdated(action: Action, spec: Spec) -> bool:
+    """Whether it replaces a pod by one of another template."""
+    return action.verb == "replace" and template_hash_of(action.pod) != spec.template_hash
 
-    Several copies of the operator never take down two Ready pods at once: each announces its pod first, in a write
-    that fails if the Milvus has changed since it was listed. If an announced pod is still in the list, then the list
-    is older than its delete, or the copy that announced it has died; either way, only that pod may be deleted. A list
-    that is not `newer` than the last change of the Milvus may not show such a delete yet."""
-    there = {uid_of(pod) for pod in pods if not is_ending(pod)}
-    return set() if not newer else {announced} if announced in there else there
+
+def choose(
+    actions: list[Action], spec: Spec, backing_off: Collection[Any], replace_finished: bool
+) -> list[Action]:
+    """Which of these actions may be carried out now."""
+
+    def waits(action: Action) -> bool:
+        if action.verb != "replace" or is_outdated(action, spec):
+            return False
+        return is_finished(action.pod) and not replace_finished
+
+    chosen = [a for a in actions if a.ordinal not in backing_off and not waits(a)]
+    if any(action.verb == "delete" and disrupts(action) for action in chosen):
+        # One thing at a time: no Ready pod is replaced while others are deleted.
+        chosen = [a for a in chosen if a.verb == "delete" or not disrupts(a)]
+    return chosen
 
 
 # --- What the status and the events say ---
-def words_of(pod: Obj) -> Words:
+def why_not_ready(pod: Obj) -> Reason:
     """Why a pod is not Ready, in the words of its status, or else its phase."""
     status = pod.get("status") or {}
     if is_ending(pod):
-        return Words("Terminating", "")
+        return Reason("Terminating")
     if is_finished(pod):
-        return Words(status.get("reason") or phase_of(pod), status.get("message") or "")
-    for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
+        return Reason(status.get("reason") or phase_of(pod), status.get("message") or "")
+    containers = (status.get("initContainerStatuses") or []) + (
+        status.get("containerStatuses") or []
+    )
+    for container in containers:
         state = container.get("state") or {}
-        if waiting := state.get("waiting"):
-            return Words(waiting.get("reason") or "Waiting", waiting.get("message") or "")
-        if (ended := state.get("terminated")) and ended.get("exitCode"):
-            return Words(ended.get("reason") or "Error", f"exit code {ended['exitCode']}")
-    for condition in (condition_of(pod, kind) for kind in ("PodScheduled", "Ready")):
+        waiting, ended = state.get("waiting"), state.get("terminated")
+        if waiting:
+            return Reason(waiting.get("reason") or "Waiting", waiting.get("message") or "")
+        if ended and ended.get("exitCode"):
+            return Reason(ended.get("reason") or "Error", f"exit code {ended['exitCode']}")
+    for kind in ("PodScheduled", "Ready"):
+        condition = condition_of(pod, kind)
         if condition and condition["status"] != "True":
-            return Words(condition.get("reason") or phase_of(pod), condition.get("message") or "")
-    return Words(phase_of(pod), "")
+            unknown = "NotReady" if phase_of(pod) == "Running" else phase_of(pod)
+            return Reason(condition.get("reason") or unknown, condition.get("message") or "")
+    return Reason(phase_of(pod))
 
 
-def readiness(milvus: Obj, mine: dict[int, Obj], problems: dict[str, Words]) -> tuple[bool, Words]:
-    """Whether every wanted pod exists, is up to date and Ready, and what the Ready condition says. Raises Invalid."""
-    replicas, fingerprint, waiting = replicas_of(milvus), template_hash(milvus), dict[str, Words]()
-    for ordinal in range(replicas):
-        name, pod = pod_name(milvus, ordinal), mine.get(ordinal)
-        if pod is None:
-            problem = problems.get(name) or problems.get("create") or Words("Creating", "")
-            waiting[name] = problem if problem.reason == CLAIM_TERMINATING else Words(problem.reason, "")
-        elif not is_ready(pod):
-            waiting[name] = words_of(pod)
-        elif template_hash_of(pod) != fingerprint:
-            refused = problems.get(name) or problems.get("vet")
-            waiting[name] = Words(refused.reason, "") if refused else Words("Updating", "made from an earlier template")
-    ready = f"{replicas - len(waiting)} of {replicas} pods are ready and up to date"
-    if not waiting:
-        return True, Words("Ready", ready)
-    name = next((name for name, words in waiting.items() if words.reason not in PASSING), next(iter(waiting)))
-    return False, Words(waiting[name].reason, f"{ready}; {name}: {waiting[name].message or waiting[name].reason}")
-
-
-def reconciliation(milvus: Obj, problems: dict[str, Words]) -> Words:
-    """What the Reconciled condition says; of several refusals, always the first by name. Raises Invalid."""
-    usual = Words(RECONCILED, "the pods match the spec or are being brought in line with it")
-    if settings_of(milvus) is None:
-        kept = f"it is kept in the pods' annotation {MILVUS_SPEC} and changes no settings"
-        usual = Words(SPEC_IS_TEXT, f"spec.milvusSpec is not a YAML mapping: {kept}")
-    return next((problems[key] for key in sorted(problems) if problems[key].reason != CLAIM_TERMINATING), usual)
-
-
-def status_of(milvus: Obj, pods: Iterable[Obj], problems: dict[str, Words], now: str) -> Obj:
-    """The status of a Milvus. `problems` says what failed, by pod or verb; `now` is the time, in RFC 3339."""
-    mine, updated = members(milvus, pods), 0
-    there = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
-    try:
-        ready, words = readiness(milvus, mine, problems)
-        reconciled, fingerprint = reconciliation(milvus, problems), template_hash(milvus)
-        updated = sum(template_hash_of(pod) == fingerprint for pod in there)
-    except Invalid as error:
-        ready, words, reconciled = False, Words(INVALID, str(error)), Words(INVALID, str(error))
-    said = {"Ready": (ready, words), "Reconciled": (reconciled.reason in (RECONCILED, SPEC_IS_TEXT), reconciled)}
-    if reconciled.reason in STALLED:
-        said["Stalled"] = (True, reconciled)
-    counts = {"replicas": len(there), "readyReplicas": sum(map(is_ready, there)), "updatedReplicas": updated}
-    return counts | {
-        "observedGeneration": generation_of(milvus),
-        "pods": [name_of(pod) for pod in there],
-        "selector": ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items())),
-        "conditions": [new_condition(milvus, kind, *words, now) for kind, words in said.items()],
+def outdated(milvus: Obj, spec: Spec, pods: Iterable[Obj]) -> set[int]:
+    """The desired pods that are made from another template."""
+    mine = members(milvus, pods).items()
+    return {
+        i for i, pod in mine if i < spec.replicas and template_hash_of(pod) != spec.template_hash
     }
 
 
-def new_condition(milvus: Obj, kind: str, true: bool, said: Words, now: str) -> Obj:
-    """A condition. Its time changes only with its status. The message of a refusal changes only with its reason or the
-    spec, because messages vary from one try to the next."""
-    generation, before = generation_of(milvus), condition_of(milvus, kind)
-    new = {"type": kind, "status": str(true), "observedGeneration": generation, "lastTransitionTime": now}
-    new |= {"reason": re.sub(r"[^A-Za-z0-9_,:]", "", said.reason) or "Unknown", "message": said.message[:1024]}
-    if before.get("status") == str(true) and isinstance(before.get("lastTransitionTime"), str):
-        new["lastTransitionTime"] = before["lastTransitionTime"]
-    same = before.get("reason") == new["reason"] and before.get("observedGeneration") == generation
-    if same and kind != "Ready" and said.reason in (QUOTA_EXCEEDED, FORBIDDEN, API_ERROR):
-        new["message"] = str(before.get("message"))
-    return new
+def readiness(milvus: Obj, spec: Spec, mine: dict[int, Obj], problems: dict[str, Reason]) -> Reason:
+    """What the Ready condition says; the reason is Ready if it is true."""
+    unready = dict[str, Reason]()
+    for ordinal in range(spec.replicas):
+        name, pod = pod_name(milvus, ordinal), mine.get(ordinal)
+        problem = problems.get(name)
+        if pod is None:
+            unready[name] = problem or Reason("Creating", "it is being created")
+        elif not is_ready(pod):
+            unready[name] = why_not_ready(pod)
+        elif template_hash_of(pod) != spec.template_hash:
+            unready[name] = problem or Reason("Updating", OUTDATED)
+    ready = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
+    if not unready:
+        return Reason("Ready", ready)
+    urgent = (name for name, why in unready.items() if why.reason not in PASSING)
+    name = next(urgent, next(iter(unready)))
+    reason, message = unready[name]
+    return Reason(reason, f"{ready}; {name}: {message or reason}")
 
 
-def new_event(milvus: Obj, reason: str, message: str, warning: bool, names: list[str], now: str) -> Obj:
-    """An event for `kubectl describe` about a Milvus and these pods; `now` has microseconds."""
-    pods = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else "")
-    note, namespace = f"{pods}: {message}" if pods else message, namespace_of(milvus)
+def reconciliation(spec: Spec, problems: dict[str, Reason]) -> Reason:
+    """What the Reconciled condition says; of several problems, always the first by name."""
+    for name in sorted(problems):
+        if problems[name].reason not in WAITING:
+            return problems[name]
+    if spec.settings is None:
+        return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
+    return Reason(RECONCILED, "the pods match the spec or are being brought in line with it")
+
+
+def status_of(
+    milvus: Obj, spec: Spec, pods: Iterable[Obj], problems: dict[str, Reason], now: str
+) -> Obj:
+    """The status of a Milvus. `problems` says what failed, by pod; `now` is a time in RFC 3339."""
+    mine = members(milvus, pods)
+    present = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
+    ready = readiness(milvus, spec, mine, problems)
+    reconciled = reconciliation(spec, problems)
+    if spec.invalid:
+        ready = reconciled = Reason(INVALID, spec.invalid)
+    updated = sum(template_hash_of(pod) == spec.template_hash for pod in present)
+    is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
+    conditions = [
+        new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
+        new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
+    ]
+    if reconciled.reason in STALLED:
+        conditions.append(new_condition(milvus, "Stalled", True, reconciled, now))
+    ours = ("Ready", "Reconciled", "Stalled")
+    conditions += [item for item in conditions_of(milvus) if item.get("type") not in ours]
+    return {
+        "observedGeneration": generation_of(milvus),
+        "replicas": len(present),
+        "readyReplicas": sum(map(is_ready, present)),
+        "updatedReplicas": updated,
+        "pods": [name_of(pod) for pod in present],
+        "selector": ",".join(
+            f"{key}={value}" for key, value in sorted(selector_of(milvus).items())
+        ),
+        "conditions": conditions,
+    }
+
+
+def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) -> Obj:
+    """A condition in the standard form. Its time changes only with its status."""
+    before = condition_of(milvus, kind)
+    since = before.get("lastTransitionTime")
+    if before.get("status") != str(is_true) or not isinstance(since, str):
+        since = now
+    return {
+        "type": kind,
+        "status": str(is_true),
+        "observedGeneration": generation_of(milvus),
+        "lastTransitionTime": since,
+        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", why.reason) or "Unknown",
+        "message": why.message[:1024],
+    }
+
+
+def new_event(milvus: Obj, reason: str, note: str, is_warning: bool, now: str) -> Obj:
+    """An event for `kubectl describe`; `now` has microseconds."""
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace},
-        "regarding": pick(owner_reference(milvus), ("apiVersion", "kind", "name", "uid")) | {"namespace": namespace},
-        "type": "Warning" if warning else "Normal",
+        "metadata": {
+            "generateName": f"{name_of(milvus)}-",
+            "namespace": namespace_of(milvus),
+        },
+        "regarding": reference_to(milvus) | {"namespace": namespace_of(milvus)},
+        "type": "Warning" if is_warning else "Normal",
         "reason": reason,
         "action": "Reconcile",
         "note": note.encode(errors="replace")[:1024].decode(errors="ignore"),
@@ -691,7 +871,9 @@ def new_event(milvus: Obj, reason: str, message: str, warning: bool, names: list
 # ---------- The shell: the only part that knows about HTTP ----------
 
 
-def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any) -> Resource:
+def by_gvr(
+    api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any
+) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
     client = DynamicClient(api, discoverer=lambda client, cache_file: None)
     prefix, options = ("apis" if group else "api"), {"namespaced": True} | options
@@ -700,8 +882,8 @@ def by_gvr(api: ApiClient, group: str, version: str, kind: str, plural: str, **o
 
 def milvuses(api: ApiClient) -> Resource:
     """The Milvus resources: to create, get, list, patch and delete them from code."""
-    subresources = {"status": {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}}
-    return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources=subresources)
+    status = {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}
+    return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources={"status": status})
 
 
 def pods(api: ApiClient) -> Resource:
@@ -709,51 +891,81 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
+# --- What a failed request means ---
+class Outage(NamedTuple):
+    """A cause that affects more than one Milvus. It is logged when it begins and when it ends."""
+
+    key: str
+    line: str  # what happened and what to do
+
+
 class ApiError(Exception):
-    """A request that failed: the HTTP code (0: no valid answer), the message, the server's reason, the shared cause."""
+    """A request that failed, with the server's words."""
 
-    def __init__(self, code: int, message: str, reason: str = "", trouble: tuple[str, str] | None = None) -> None:
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.code, self.reason, self.trouble = code, reason, trouble
-        self.is_taken = reason == "AlreadyExists"  # there is an object with that name
-        self.is_conflict = code == 409 and reason not in ("AlreadyExists", CLAIM_TERMINATING)  # something has changed
-        self.is_stranger = code == 401 or "system:anonymous" in message  # the server does not accept our credentials
-        self.is_transient = code in (0, 401, 409, 429) or code >= 500  # the same request may succeed soon
+        self.code = code  # of HTTP; 0: there was no valid response
+        self.reason = reason  # of the server's Status object
+        self.resource = ""  # the plural name of what was requested
+        self.outage: Outage | None = None
 
-    @classmethod
-    def of(cls, error: ApiException) -> ApiError:
-        """From the client's exception, whose body is a Status object when the API server wrote it."""
-        status = attempt(lambda: parse((error.body or "").encode()))[0] or {}
-        message = status.get("message") or error.reason or f"HTTP {error.status}"
-        return cls(error.status or 0, " ".join(str(message).split())[:1000], str(status.get("reason") or ""))
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed soon."""
+        return self.code in (0, 401, 409, 429) or self.code >= 500
 
-    def words(self) -> Words:
+    def why(self) -> Reason:
         """What it means for the Milvus concerned."""
-        forbidden = QUOTA_EXCEEDED if "exceeded quota" in str(self) else FORBIDDEN
-        reason = {400: INVALID, 422: INVALID, 403: forbidden}.get(self.code, API_ERROR)
-        return Words(self.reason if self.reason == CLAIM_TERMINATING else reason, str(self), self.trouble)
+        if self.reason in {*WAITING, NAME_CONFLICT}:
+            return Reason(self.reason, str(self))
+        denied = DENIED.match(str(self))
+        if self.code == 403 and denied and denied["quota"]:
+            return Reason(QUOTA_EXCEEDED, str(self))
+        reasons = {400: INVALID, 422: INVALID, 403: FORBIDDEN}
+        return Reason(reasons.get(self.code, API_ERROR), str(self))
 
 
-def attempt(job: Callable[[], Any]) -> tuple[Any, ApiError | None]:
-    """The job's result, or how it failed: nothing that an answer or an object contains may end the loop."""
+# The API server's own words about a 403, anchored at their start: what follows may be a user's.
+DENIED = re.compile(
+    r'[a-z.]+(?: "[^"]*")? is forbidden: (?:'
+    r"exceeded (?P<quota>quota): |"
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[a-z./]+)"|'
+    r"cannot set (?P<owner>blockOwnerDeletion))"
+)
+
+
+def api_error(error: ApiException) -> ApiError:
+    """From the client's exception, whose body is a Status object if the API server wrote it."""
     try:
-        return job(), None
-    except ApiError as error:
-        return None, error
-    except Exception as error:  # its text may contain anything, so only its type and place are shown
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"unexpected {type(error).__name__} in {frame.name}, line {frame.lineno}: please report this"
-        return None, ApiError(0, text, "Unexpected", (text, text))
+        status = parse((error.body or "").encode())
+    except ApiError:
+        status = {}
+    message = status.get("message") or error.reason or f"HTTP {error.status}"
+    reason = str(status.get("reason") or "")
+    for cause in mapping(status.get("details")).get("causes") or []:
+        if cause.get("reason") == NAMESPACE_TERMINATING:
+            reason = NAMESPACE_TERMINATING
+    return ApiError(error.status or 0, " ".join(str(message).split())[:1000], reason)
 
 
-# --- The bytes of an answer (skip this on a first reading) ---
+def unexpected(error: Exception) -> ApiError:
+    """From an exception that nobody foresaw. Only its place is shown: its text may hold secrets."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.name}, line {frame.lineno}"
+    text = f"unexpected {type(error).__name__} in {place}: please report this bug"
+    failed = ApiError(0, text, "Unexpected")
+    failed.outage = Outage(text, text)
+    return failed
+
+
+# --- The bytes of a response (skip this on a first reading) ---
 JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
-ITEMS, BETWEEN = re.compile(rb'"items"\s*:\s*\['), re.compile(r"[\s,]*")
+ITEMS = re.compile(rb'"items"\s*:\s*\[')
 
 
 def shallow(body: bytes) -> bytes:
     """The JSON with null in place of anything nested deeper than MAX_DEPTH levels."""
-    kept, depth, start = [], 0, 0
+    kept, depth, start = list[bytes](), 0, 0
     for token in JSON_TOKEN.finditer(body):
         if token[0] in b"[{":
             depth += 1
@@ -767,32 +979,25 @@ def shallow(body: bytes) -> bytes:
 
 
 def parse(body: bytes) -> Obj:
-    """The JSON object as a dict. One object nested too deeply for Python must not hide the rest of its list."""
+    """The JSON object as a dict. One item nested too deeply for Python must not hide a list."""
     try:
         with contextlib.suppress(RecursionError):
             return mapping(json.loads(body))
         return mapping(json.loads(shallow(body)))
     except (ValueError, RecursionError):
-        raise ApiError(0, "the answer is not JSON: is this a Kubernetes API server?") from None
+        raise ApiError(0, "the response is not JSON: is this a Kubernetes API server?") from None
 
 
-def items_of(items: bytes, slim: Callable[[Obj], Obj]) -> list[Obj]:
-    """What slim() keeps of each item. Parsed one by one, because a whole page takes ten times its size in memory."""
-    text, at, decode, found = str(items, "utf-8", "replace").strip(), 0, json.JSONDecoder().raw_decode, list[Obj]()
-    try:
-        while at < len(text):
-            item, end = decode(text, at)
-            found.append(slim(item))
-            at = BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it also matches the empty string
-        return found
-    except (ValueError, RecursionError):  # not JSON, or an item is nested too deeply
-        return list(map(slim, parse(shallow(b'{"items":[%b]}' % items))["items"]))
-
-
-IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
+IDENTITY = "name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp"
 OWNER = ("apiVersion", "kind", "name", "uid", "controller")
-OUR_LABELS = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL, POD_INDEX_LABEL)
-POD_STATUS = ("phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses")
+POD_STATUS = (
+    "phase",
+    "reason",
+    "message",
+    "conditions",
+    "initContainerStatuses",
+    "containerStatuses",
+)
 READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
@@ -802,7 +1007,7 @@ def slim_milvus(milvus: Obj) -> Obj:
 
 
 def slim_pod(pod: Obj) -> Obj:
-    """The parts of a pod that are used here, about a fifth of it, because all pods are in memory at once."""
+    """The parts of a pod that are used here: about a fifth, because all pods are kept in memory."""
     metadata, owner = pick(pod["metadata"], IDENTITY), controller_of(pod)
     metadata["labels"] = pick(labels_of(pod), OUR_LABELS)
     metadata["annotations"] = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
@@ -811,663 +1016,895 @@ def slim_pod(pod: Obj) -> Obj:
     return {"metadata": metadata, "status": status}
 
 
+# --- The connection ---
+class Unusable(click.ClickException):
+    """There is no usable configuration."""
+
+    exit_code = 2
+
+
+class Connection(NamedTuple):
+    """A client, and where it came from."""
+
+    api: ApiClient
+    namespace: str  # the default one
+    context: str | None  # of the kubeconfig; chosen once, at the start
+    files: Mapping[str, bytes]  # what was read, to notice changes
+    expires: float = math.inf  # when the credentials do, in seconds since 1970
+    complaint: str = ""  # what an exec plugin failed with
+
+
+def connect(path: str | None, connections: int, context: str | None) -> Connection:
+    """Find the cluster as kubectl does; in a pod without a kubeconfig, its own. Raises Unusable."""
+    default = os.path.expanduser("~/.kube/config")
+    names = path or os.environ.get("KUBECONFIG") or default
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
+    settings = Configuration()
+    try:
+        if any(map(os.path.exists, names.split(os.pathsep))):
+            return from_kubeconfig(settings, names, context, connections)
+        if in_pod:
+            return from_pod(settings, connections)
+    except Unusable:
+        raise
+    except ImportError:
+        text = "a SOCKS proxy needs the package PySocks (pip install PySocks)"
+        raise Unusable(f"cannot use {names}: {text}") from None
+    except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
+        source = SERVICE_ACCOUNT if in_pod else names
+        text = without_passwords(" ".join(str(error).split()))
+        raise Unusable(f"cannot use {source}: {text}") from None
+    except Exception:  # a malformed file may raise anything in the loader
+        raise Unusable(f"{names} is not a kubeconfig") from None
+    raise Unusable(f"no kubeconfig at {names}: give one with --kubeconfig or KUBECONFIG")
+
+
+def from_pod(settings: Configuration, connections: int) -> Connection:
+    kubeconfig_loader.load_incluster_config(settings)
+    settings.proxy = environment_proxy(settings.host)
+    files = contents_of(f"{SERVICE_ACCOUNT}/{name}" for name in ("namespace", "token", "ca.crt"))
+    namespace = files[f"{SERVICE_ACCOUNT}/namespace"].decode().strip()
+    return Connection(new_client(settings, connections), namespace, None, files)
+
+
+def from_kubeconfig(
+    settings: Configuration, names: str, context: str | None, connections: int
+) -> Connection:
+    merged = KubeConfigMerger(names)
+    if not context:  # the merger takes the last current-context of several files, kubectl the first
+        contexts = [file.get("current-context") for file in merged.config_files.values()]
+        context = next(filter(None, contexts), None)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, complaints() as said:
+        loader = KubeConfigLoader(
+            merged.config, context, config_base_path=None, temp_file_path=folder
+        )
+        loader.load_and_set(settings)
+        here = merged.config["contexts"].get_with_name(context)["context"]
+        cluster = merged.config["clusters"].get_with_name(here["cluster"])["cluster"]
+        named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
+        user = mapping(named.value.get("user")) if named else {}
+        if any(key.startswith("as") for key in user):
+            raise Unusable(
+                f"cannot use {names}: impersonation (`as`, `as-groups`) is not supported"
+            )
+        if "proxy-url" in cluster:
+            settings.no_proxy = None  # as in kubectl
+        else:
+            settings.proxy = environment_proxy(settings.host)
+        files = [*merged.paths, settings.ssl_ca_cert, settings.cert_file, settings.key_file]
+        if "tokenFile" in user:
+            files.append(os.path.join(os.path.dirname(named.path), user["tokenFile"]))
+        lasting = [file for file in files if file and not file.startswith(folder)]
+        expiry = getattr(loader, "expiry", None)
+        return Connection(
+            new_client(settings, connections),
+            here.safe_get("namespace") or "default",
+            context,
+            contents_of(lasting),
+            expiry.timestamp() if expiry else math.inf,
+            " ".join(record.getMessage() for record in said),
+        )
+
+
+@contextlib.contextmanager
+def complaints() -> Iterator[list[logging.LogRecord]]:
+    """What the loader says: when an exec plugin fails, it only logs that."""
+    handler = logging.handlers.BufferingHandler(100)
+    logging.root.addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        logging.root.removeHandler(handler)
+
+
+def contents_of(files: Iterable[str]) -> dict[str, bytes]:
+    """What is in these files; nothing for one that cannot be read."""
+    contents = dict[str, bytes]()
+    for file in files:
+        with contextlib.suppress(OSError):
+            contents[file] = Path(file).read_bytes()
+    return contents
+
+
+def environment_proxy(host: str) -> str | None:
+    """The proxy of the environment. Unlike the client library, kubectl does not read ALL_PROXY."""
+    return urllib.request.getproxies().get(urllib3.util.parse_url(host).scheme or "")
+
+
+def new_client(settings: Configuration, connections: int) -> ApiClient:
+    """The client for these settings. Raises OSError, and ImportError without PySocks."""
+    settings.retries = False  # the next pass is the retry; urllib3's would multiply the timeout
+    settings.connection_pool_maxsize = connections
+    settings.refresh_api_key_hook = None  # Cluster.reconnect() does that once for all threads
+    keys = settings.api_key
+    settings.api_key = {
+        key: value.strip() for key, value in keys.items()
+    }  # files end with a newline
+    url = urllib3.util.parse_url(settings.host)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OSError(f"its server {settings.host} is not an http or https URL")
+    urllib3.disable_warnings()  # insecure-skip-tls-verify was the user's choice
+    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
+    tls.verify_flags &= (
+        ~ssl.VERIFY_X509_STRICT
+    )  # certificates of older clusters fail this default of 3.13
+    if not settings.verify_ssl:
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+    if settings.cert_file:
+        tls.load_cert_chain(settings.cert_file, settings.key_file)
+    api = ApiClient(settings)
+    files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))  # the context has read them
+    api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}
+    # It would copy each body; without that, a create takes a tenth less CPU.
+    api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
+    api.user_agent = f"{MANAGER}/{__version__}"
+    api.set_default_header("Accept-Encoding", "gzip")  # decrypting lists is much of a quiet pass
+    return api
+
+
+def without_passwords(text: str) -> str:
+    """The text without passwords in URLs."""
+    return re.sub("//[^/ ]*@", "//", text)
+
+
 # --- The requests ---
 class Cluster:
-    """The requests to one API server. The methods raise ApiError. Credentials are renewed by files and plugins, so
-    `connect` is called again once a minute, and before the next pass if the credentials were not accepted."""
+    """The requests to one API server. The methods raise ApiError."""
 
-    def __init__(self, connect: Callable[[], Connection], timeout: float = 30, dry_run: bool = False,
-                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+    def __init__(
+        self,
+        connect: Callable[[str | None], Connection],
+        context: str | None = None,
+        timeout: float = 30,
+        dry_run: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
         self.would = " (dry run)" if dry_run else ""
-        self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
-        self.answered = self.connected = clock()  # when the last answer came, when `connect` was last called
-        self.accepted = True  # False once the server has rejected the credentials
-        self.use(connect())
+        self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
+        self.answered = self.changed = (
+            clock()
+        )  # when a response last came; when a list was last new
+        self.rejected = False  # whether the server has rejected the credentials
+        self.renewer = ThreadPoolExecutor(1)
+        self.renewal: Future[Connection] | None = None
+        self.use(connect(context))
 
     def use(self, connection: Connection) -> None:
         self.connection, api = connection, connection.api
         self.milvuses, self.pods = milvuses(api), pods(api)
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
-        self.server = public(api.configuration.host)
+        self.server = without_passwords(api.configuration.host)
 
     def reconnect(self) -> None:
-        """Connect again if it is time to. The connections are kept as long as the credentials stay the same."""
-        if self.accepted and self.clock() < self.connected + 60:
+        """Get new credentials if they were rejected or have expired, or if a file has changed. A
+        thread does that: an exec plugin may wait for a login. The old ones are used meanwhile."""
+        now = self.connection
+        if not self.renewal:
+            is_current = contents_of(now.files) == now.files and time.time() < now.expires
+            if is_current and not self.rejected:
+                return
+            self.renewal = self.renewer.submit(self.connect, now.context)
+            concurrent.futures.wait([self.renewal], timeout=1)
+        if not self.renewal.done():
+            self.connection = now._replace(
+                complaint="waiting for the exec plugin of the kubeconfig"
+            )
             return
-        self.connected, self.accepted = self.clock(), True
         try:
-            new = self.connect()
+            new = self.renewal.result()
         except Unusable as error:  # a file is missing, or half written
-            new = self.connection._replace(complaint=error.message)
-        if new.credentials != self.connection.credentials and not new.complaint:
+            new = now._replace(complaint=error.message)
+        self.renewal, self.rejected = None, False
+        if new.complaint:
+            self.connection = now._replace(complaint=new.complaint)
+        else:
             self.use(new)
-        self.connection = self.connection._replace(complaint=new.complaint)
 
-    def request(self, verb: str, resource: Resource, namespace: str | None, read: Callable[[bytes], Any] = parse,
-                **arguments: Any) -> Any:  # fmt: skip
-        """Send one request with the dynamic client, and count it. Returns what `read` makes of the answer: a dict."""
-        asked = "list" if verb == "get" and "name" not in arguments else verb
+    def request(self, verb: str, resource: Resource, target: Obj, **arguments: Any) -> Any:
+        """Send a request with the dynamic client, and count it. The target's metadata says the
+        namespace and the name. Returns what `read` makes of the response: by default, a dict."""
+        metadata, read = target["metadata"], arguments.pop("read", parse)
+        namespace, name = metadata.get("namespace"), metadata.get("name")
+        asked = "list" if verb == "get" and not name else verb
         if self.dry_run and verb in ("create", "patch"):
             arguments["dry_run"] = "All"
         code = "error"
         try:
-            code, body = self.send(getattr(resource, verb), namespace=namespace, **arguments)
+            call = functools.partial(getattr(resource, verb), namespace=namespace, name=name)
+            code, body = self.send(call, **arguments)
             return read(body)
         except ApiError as error:
             code = str(error.code or code)
-            self.accepted = self.accepted and not error.is_stranger
-            error.trouble = self.trouble(error, asked, resource.name, namespace)
+            error.resource = resource.name
+            error.outage = self.outage(error, asked, namespace)
             raise
         finally:
             REQUESTS.labels(asked, resource.name, code).inc()
 
     def send(self, call: Callable[..., Any], **arguments: Any) -> tuple[str, bytes]:
-        """Return the code and the body of the answer."""
+        """Return the code and the body of the response."""
         try:
             response = call(serialize=False, _request_timeout=self.timeout, **arguments)
             return str(response.status), response.data
         except ApiException as error:
-            raise ApiError.of(error) from None
-        except (urllib3.exceptions.HTTPError, ConfigException, OSError) as error:
-            late = isinstance(error, urllib3.exceptions.TimeoutError | TimeoutError)
-            if late and not isinstance(error, urllib3.exceptions.NewConnectionError):
-                raise ApiError(0, f"no answer within {self.timeout:g} s", "Timeout") from None
-            text = str(error.args[-1] if error.args else type(error).__name__)
-            raise ApiError(0, re.sub(r"^\S*Connection\(.*?\): ", "", public(text))) from None
+            raise api_error(error) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            text = without_passwords(str(error.args[-1] if error.args else type(error).__name__))
+            raise ApiError(0, re.sub(r"^\S*Connection\w*\(.*?\): ", "", text)) from None
         except ValueError:  # its text may contain the credentials
-            raise ApiError(0, "the credentials contain characters that are not allowed in an HTTP header") from None
+            text = "the credentials contain characters that are not allowed in an HTTP header"
+            raise ApiError(0, text) from None
         finally:
             self.answered = self.clock()
 
-    def trouble(self, error: ApiError, verb: str, resource: str, namespace: str | None) -> tuple[str, str] | None:
-        """If the cause affects more than one object: its key, and one line that says what happened and what to do."""
-        right, advice = f"{verb} {resource} in {place(namespace)}", self.connection.complaint
-        if error.is_stranger:
-            advice = advice or "log in again, or renew the token in the kubeconfig"
-            return "credentials", f"{self.server} does not accept the credentials (401): {advice}"
-        if error.code == 0 and (not error.reason or verb == "list"):
-            return "server", f"cannot reach {self.server}: {error}"
-        if verb == "list" and error.code == 404:
-            crd = f"{PLURAL}.{GROUP}"
-            return crd, f"{self.server} does not serve {crd}: install the CRD with `kubectl apply -f crd.yaml`"
-        if "cannot set blockOwnerDeletion" in str(error):  # the words of OwnerReferencesPermissionEnforcement
-            right = f"update {PLURAL}/finalizers in {place(namespace)}"
-        elif f'cannot {verb} resource "{resource}"' not in str(error):  # the words of RBAC
-            return (right, f"cannot {right}: HTTP {error.code}: {error}") if verb == "list" else None
-        return right, f"not allowed to {right}: grant this right to the operator"
+    def outage(self, error: ApiError, verb: str, namespace: str | None) -> Outage | None:
+        """What to log if the cause affects more than one Milvus."""
+        where, resource = place(namespace), error.resource
+        denied = DENIED.match(str(error)) if error.code == 403 else None
+        if error.code == 401 or (denied and denied["user"] == "system:anonymous"):
+            self.rejected = True
+            advice = self.connection.complaint or "log in again, or renew the token"
+            return Outage("credentials", f"{self.server} rejects the credentials: {advice}")
+        if denied and (denied["verb"] or denied["owner"]):
+            right = f"{denied['verb']} {denied['resource']} in {where}"
+            if denied["owner"]:
+                right = f"update {PLURAL}/finalizers in {where}"
+            text = f"not allowed to {right}: add this permission to the operator's role"
+            return Outage(right, f"{text} (see deploy.yaml)")
+        if verb != "list":
+            return None
+        if error.code == 0:
+            return Outage("server", f"cannot list from {self.server}: {error}")
+        if error.code == 404 and resource == PLURAL:
+            advice = "install the CRD with `kubectl apply -f crd.yaml`"
+            return Outage("crd", f"{self.server} does not serve {PLURAL}.{GROUP}: {advice}")
+        key = f"list {resource} in {where}"
+        return Outage(key, f"cannot {key}: HTTP {error.code}: {error}")
 
-    def list_all(self, resource: Resource, namespace: str | None, slim: Callable[[Obj], Obj],
-                 **selectors: str) -> tuple[list[Obj], int]:  # fmt: skip
-        """All objects of a list, and its revision. A page that is the same as last time is not parsed again."""
-        before, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
-        found = list[Obj]()
+    def list_all(
+        self, resource: Resource, namespace: str | None, slim: Callable[[Obj], Obj], **selector: Any
+    ) -> list[Obj]:
+        """All objects of a list. The first page is small, because an object may weigh a megabyte. A
+        page that is the same as in the last list is not parsed again."""
+        known, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
+        limit = FIRST_PAGE
 
         def read(body: bytes) -> Obj:
-            items = ITEMS.search(body)
-            start, end = (items.end(), body.rfind(b"]")) if items else (len(body), len(body))
-            page, digest = parse(body[:start] + body[end:]), hashlib.blake2b(body[start:end]).digest()
-            if not str(page.get("kind")).endswith("List"):
-                raise ApiError(0, "the answer is not a list: is this a Kubernetes API server?")
-            pages[digest] = before[digest] if digest in before else items_of(body[start:end], slim)
-            found.extend(pages[digest])
-            return mapping(page.get("metadata"))
+            nonlocal limit
+            start = ITEMS.search(body)
+            if not start:
+                raise ApiError(0, "the response is not a list: is this a Kubernetes API server?")
+            items = body[start.end() : body.rindex(b"]")]
+            digest = hashlib.blake2b(items).digest()
+            if digest not in known:
+                known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
+            pages[digest] = known[digest]
+            limit = max(1, min(PAGE, PAGE_BYTES * len(known[digest]) // max(1, len(items))))
+            return mapping(parse(body.replace(items, b"", 1)).get("metadata"))
 
-        token = None
-        while True:
-            page = self.request("get", resource, namespace, read, limit=PAGE, _continue=token, **selectors)
-            token = page.get("continue")
-            if not token:
-                self.pages[resource.name, namespace] = pages
-                return found, int(page.get("resourceVersion") or 0)
+        target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
+        while token != "":
+            selector |= {"limit": limit, "_continue": token}
+            token = self.request("get", resource, target, read=read, **selector).get("continue", "")
+        if pages.keys() != before:
+            self.changed = self.clock()
+        self.pages[resource.name, namespace] = pages
+        return [item for objects in pages.values() for item in objects]
 
-    def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj], int]:
-        """Pods that may be ours, Milvus resources (read last: no spec is older than a pod), and the pods' revision."""
-        found, revision = self.list_all(self.pods, namespace, slim_pod, label_selector=f"{MANAGED_BY_LABEL}={MANAGER}")
-        return found, self.list_all(self.milvuses, namespace, slim_milvus)[0], revision
+    def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj]]:
+        """Pods that may be ours, and the Milvus resources. These come last: no spec is outdated."""
+        label = f"{MANAGED_BY_LABEL}={MANAGER}"
+        found = self.list_all(self.pods, namespace, slim_pod, label_selector=label)
+        return found, self.list_all(self.milvuses, namespace, slim_milvus)
 
-    def create(self, milvus: Obj, pod: Obj) -> Obj:
-        """With storage, the claim comes first: no claim, no pod."""
-        self.claim(milvus, pod)
-        return slim_pod(self.send_pod(milvus, pod))
-
-    def send_pod(self, milvus: Obj, pod: Obj, **options: Any) -> Obj:
-        """With `Strict` the server refuses a misspelled field, instead of dropping it."""
-        body, options["query_params"] = new_pod(milvus, ordinal_of(milvus, pod) or 0), [("fieldValidation", "Strict")]
-        return mapping(self.request("create", self.pods, namespace_of(pod), body=body, **options))
-
-    def claim(self, milvus: Obj, pod: Obj) -> Obj:
-        """Create the PersistentVolumeClaim of a pod that needs one, unless it exists. An ending one must go first."""
-        body, namespace = new_claim(milvus, pod), namespace_of(pod)
+    def create_claim(self, claim: Obj) -> bool:
+        """Make sure that a claim exists; returns whether it was created."""
         try:
-            if body:
-                self.request("create", self.claims, namespace, body=body)
-                tell(logging.INFO, milvus, "missing", f"created claim {full_name(body)}{self.would}: missing", pod)
-        except ApiError as error:  # even if the claim exists: the quota is checked before the name
-            claim, unread = attempt(lambda: self.request("get", self.claims, namespace, name=claim_name(pod)))
-            if not claim:
-                told = unread if unread and (unread.trouble or (error.is_taken and unread.code != 404)) else error
-                raise told from None
-            if is_ending(claim):
-                text = f"claim {claim_name(pod)} is being deleted; the pod is created when it is gone"
-                raise ApiError(409, text, CLAIM_TERMINATING) from None
-        return pod
-
-    def vet(self, milvus: Obj, pod: Obj) -> Obj:
-        """Raise if a dry run of creating the pod is refused. AlreadyExists means accepted: names are checked last."""
-        try:
-            self.send_pod(milvus, pod, dry_run="All")
-        except ApiError as error:
-            if not error.is_taken and error.words().reason != QUOTA_EXCEEDED:
-                raise
-        return pod
-
-    def look(self, pod: Obj) -> Obj | None:
-        """The pod that has a taken name, if any: ours without its labels, one that is ending, or somebody else's."""
-        try:
-            return slim_pod(self.request("get", self.pods, namespace_of(pod), name=name_of(pod)))
+            present = self.request("get", self.claims, claim)
         except ApiError as error:
             if error.code != 404:
                 raise
-        return None
+            self.request("create", self.claims, claim, body=claim)
+            return True
+        if is_ending(present):
+            text = (
+                f"claim {name_of(claim)} is being deleted; the pod will be created once it is gone"
+            )
+            raise ApiError(409, text, CLAIM_TERMINATING)
+        return False
 
-    def announce(self, milvus: Obj, pod: Obj) -> Obj:
-        """Announce in the status which Ready pod is about to be deleted, if the Milvus has not changed. Returns the
-        Milvus as it is afterwards."""
-        if "status" not in milvus:
-            return milvus  # as with the original CRD; there, only a single copy is safe
-        announced = f"{uid_of(pod)} {timestamp('microseconds')}"  # always new, so that the resourceVersion changes
-        return slim_milvus(self.patch_status(milvus, {"disruptedPod": announced}))
+    def create(self, pod: Obj, **options: Any) -> None:
+        """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
+        options["query_params"] = [("fieldValidation", "Strict")]
+        lacking = lacks(pod, self.request("create", self.pods, pod, body=pod, **options))
+        if lacking:
+            text = f"admission has removed {lacking} from pod {name_of(pod)}; the operator needs it"
+            raise ApiError(422, text)
 
-    def delete(self, milvus: Obj, pod: Obj) -> Obj | None:
-        """Delete a pod. One that was not Ready is deleted only if it has not changed since: it may be Ready by now.
-        Returns what is left of it, or None if it is gone."""
+    def check(self, pod: Obj) -> None:
+        """Ask by a dry run whether the API server would accept a pod. AlreadyExists means that it
+        would: names are checked last. A quota does not count: the old pod will make room."""
+        try:
+            self.create(pod, dry_run="All")
+        except ApiError as error:
+            if error.reason != "AlreadyExists" and error.why().reason != QUOTA_EXCEEDED:
+                raise
+
+    def look(self, pod: Obj) -> Obj:
+        """The pod that has this name."""
+        return slim_pod(self.request("get", self.pods, pod))
+
+    def delete(self, pod: Obj) -> None:
+        """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
+        it may be Ready by now."""
         body: Obj = {"preconditions": {"uid": uid_of(pod)}}
         if not is_ready(pod):
             body["preconditions"]["resourceVersion"] = version_of(pod)
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
-        left = self.request("delete", self.pods, namespace_of(pod), name=name_of(pod), body=body)["metadata"]
-        # With a grace period of 0 the pod in the answer is gone, unless a finalizer keeps it; otherwise it is ending.
-        if left.get("deletionGracePeriodSeconds") == 0 and not self.dry_run and not pod["metadata"].get("finalizers"):
-            return None
-        return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": left.get("deletionTimestamp") or "now"}}
+        self.request("delete", self.pods, pod, body=body)
 
-    def adopt(self, milvus: Obj, pod: Obj) -> Obj:
-        """Take over an orphan, after one more look at the owner, as the ReplicaSet controller does: the garbage
-        collector deletes the pods of an owner that is gone."""
-        now = self.request("get", self.milvuses, namespace_of(milvus), name=name_of(milvus))
+    def adopt(self, milvus: Obj, pod: Obj) -> None:
+        """Take over an orphan, after one more look at the owner, as the ReplicaSet controller does:
+        the garbage collector deletes the pods of an owner that is gone."""
+        now = self.request("get", self.milvuses, milvus)
         if is_ending(now) or uid_of(now) != uid_of(milvus):
-            raise ApiError(409, "the Milvus has changed")
-        return self.patch_metadata(pod, {"ownerReferences": [owner_reference(milvus)]})  # merges by UID
+            raise ApiError(409, "the Milvus has changed", "Conflict")
+        metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
+        metadata["ownerReferences"] = [owner_reference(milvus)]
+        adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
+        if owner_uid(adopted) != uid_of(milvus):
+            text = f"admission has removed the owner reference from pod {name_of(pod)}"
+            raise ApiError(422, text)
 
-    def label(self, milvus: Obj, pod: Obj) -> Obj:
-        return self.patch_metadata(pod, {"labels": pod_labels(milvus, ordinal_of(milvus, pod) or 0)})
-
-    def patch_metadata(self, pod: Obj, metadata: Obj) -> Obj:
-        body = {"metadata": metadata | {"uid": uid_of(pod), "resourceVersion": version_of(pod)}}
-        return slim_pod(self.request("patch", self.pods, namespace_of(pod), name=name_of(pod), body=body))
-
-    def patch_status(self, milvus: Obj, status: Obj) -> Obj:
-        """Write the status, if the Milvus has not changed; a resourceVersion covers the UID, too."""
+    def patch_status(self, milvus: Obj, status: Obj) -> None:
+        """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
         body = {"metadata": {"resourceVersion": version_of(milvus)}, "status": status}
-        return mapping(self.request("patch", self.milvuses.status, namespace_of(milvus), name=name_of(milvus),
-                                    body=body, content_type=MERGE_PATCH))  # fmt: skip
+        patch = functools.partial(self.request, "patch", self.milvuses.status)
+        patch(milvus, body=body, content_type=MERGE_PATCH)
 
-
-def public(text: str) -> str:
-    """The text without passwords in URLs."""
-    return re.sub("//[^/ ]*@", "//", text)
+    def create_event(self, event: Obj) -> None:
+        self.request("create", self.events, event, body=event)
 
 
 def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
-# ---------- The loop: each Milvus that is not at rest is a job for one of the workers, which are threads ----------
+# ---------- The loop: observe, act, observe ----------
+
+BATCH = 20  # actions that one worker carries out for one Milvus; other workers take the rest
+MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
+MAX_PASSES = 1000  # of --once, if somebody keeps changing the same objects
+STATUS, EVENTS = "status", "events"  # what may back off, besides pods
+
+# What can be written, as the log counts it.
+CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)", "conflict(s)"
+WRITTEN = ("created", "deleted", "adopted", CLAIM_CREATED, STATUS_UPDATED)
 
 
-class Rest(NamedTuple):
-    """A back-off: until when something is not tried again, the delay, its verb, and why."""
+class BackOff(NamedTuple):
+    """Until when something is not tried again, the delay, and why."""
 
     until: float = -math.inf
     delay: float = 0
-    verb: str = ""
-    words: Words = Words("", "")
+    why: Reason = Reason("")
+    outage: Outage | None = None
 
-    @classmethod
-    def after(cls, before: Rest, first: float, most: float, now: float, verb: str = "") -> Rest:
-        """Exponential back-off: `first` seconds, then twice as long each time, up to `most`."""
-        delay = min(max(2 * before.delay, first), most)
-        return cls(now + delay, delay, verb)
+    def longer(self, first: float, most: float, now: float) -> BackOff:
+        """The next one: `first` seconds, then twice as long each time, up to `most`."""
+        delay = min(max(2 * self.delay, first), most)
+        return BackOff(now + delay, delay)
+
+
+NEVER_FAILED = BackOff()
 
 
 @dataclass
 class Memory:
-    """What is kept about a Milvus between passes. In brackets: what happens if it is lost, which is never harmful."""
+    """What is kept about a Milvus between passes; in brackets: what happens if it is lost. A worker
+    may change it while the loop reads it, so iterate over copies."""
 
-    spec: tuple[int, bool] = (0, False)  # the generation that the rests belong to, and whether there is a status
-    rests: dict[str, Rest] = field(default_factory=dict)  # by pod, or by verb for all pods (one more try)
-    replaced: Rest = Rest()  # noqa: RUF009  # until then finished pods are not replaced (one more is)
-    vetted: str = ""  # the fingerprint that the API server has accepted (it is asked again)
-    announced: tuple[str, float] = ("", 0)  # status.disruptedPod, and since when (the wait is longer)
-    flying: set[str] = field(default_factory=set)  # pods with a write in progress (it is repeated)
-    settled: tuple[str, ...] = ()  # the resourceVersions when nothing was left to do (it is served again)
-    wake: float = math.inf  # when it is served again even if nothing has changed
-    served: float = -math.inf  # the time of the last write; who waits longest goes first (another does)
+    generation: int = 0  # that the back-offs belong to (they are forgotten)
+    back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
+    finished: BackOff = NEVER_FAILED  # of replacing finished pods (one more is replaced)
+    accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
+    settled: tuple[
+        str, ...
+    ] = ()  # the versions when nothing was left to do (it is looked at again)
+    wake: float = math.inf  # when it is looked at again in any case
+    written: float = -math.inf  # when something was last written (it waits in another order)
+    unreported: float = math.inf  # since when pods change and no status was written (it is written)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
-    said: str = ""  # what was logged about the Reconciled condition (it is logged again)
-    stories: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # to write as events (one is lost)
+    news: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # events (none)
 
-    def recall(self, milvus: Obj, versions: tuple[str, ...], now: float) -> None:
-        """Forget refusals of an earlier spec or status, or from before a pod was gone, and replacements long ago."""
-        spec = (generation_of(milvus), "status" in milvus)
-        if spec != self.spec:
-            self.spec, self.rests = spec, {}
-        if len(versions) < len(self.settled):
-            self.release(["create"])
-        if now >= self.replaced.until - self.replaced.delay + 600:
-            self.replaced = Rest()
-        if announced_of(milvus) != self.announced[0]:
-            self.announced = announced_of(milvus), now
-        self.settled = ()
+    def back_off(self, key: int | str, error: ApiError, now: float) -> BackOff:
+        """Back off after an error: for longer than the last time."""
+        first, most = (1, 30) if error.is_transient else (10, 300)
+        back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
+        self.back_offs[key] = back_off._replace(why=error.why(), outage=error.outage)
+        return self.back_offs[key]
 
-    def hold(self, key: str, verb: str, words: Words, transient: bool, now: float) -> None:
-        """Begin or extend a rest. Several failures of one try count once. The words change only with the reason."""
-        before, (first, most) = self.rests.get(key, Rest()), (1, 30) if transient else (10, 300)
-        if now >= before.until:
-            words = before.words if before.words.reason == words.reason else words
-            self.rests[key] = Rest.after(before, first, most, now, verb)._replace(words=words)
-
-    def release(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self.rests.pop(key, None)
-
-    def resting(self, now: float) -> set[str]:
-        return {key for key, rest in dict(self.rests).items() if now < rest.until}
-
-
-@dataclass
-class Job:
-    """One Milvus in one pass, with a view of its pods that each answer updates."""
-
-    milvus: Obj
-    pods: dict[str, Obj]  # by name
-    memory: Memory
-    newer: bool  # whether the pods were listed after the Milvus last changed, and none has been disrupted since
-    versions: tuple[str, ...]
-    changed: set[str] = field(default_factory=set)  # pods that have changed since they were listed
-    failures: int = 0
-    outdated: bool = False  # whether the Milvus has changed since it was listed
-    lock: threading.Lock = field(default_factory=threading.Lock)  # of disruptions
+    def waits(self, key: int | str, now: float) -> bool:
+        return now < self.back_offs.get(key, NEVER_FAILED).until
 
 
 @dataclass
 class Pass:
-    """One pass. Any thread appends to `happened` what it has done."""
+    """One pass over all Milvus resources."""
 
     started: float
-    workers: ThreadPoolExecutor
-    deadline: float = math.inf  # after that, no new write begins
-    spare: bool = False  # whether there are more workers than jobs
-    done: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))  # counts finished jobs
-    happened: list[str] = field(default_factory=list)
-    troubles: dict[str, str] = field(default_factory=dict)  # failed lists, and unexpected errors
+    listed: float = 0  # when the lists had come
+    deadline: float = 0  # after which no write begins
+    lists: int = 0  # how many did not fail
+    milvuses: int = 0
+    pods: int = 0
+    outages: dict[str, str] = field(default_factory=dict)  # of the lists, by their keys
+    written: Counter[str] = field(default_factory=Counter)
+    left: int = 0  # Milvus resources that are not finished
 
-    def counted(self) -> str:
-        """What was written, for the log."""
-        count = Counter(self.happened)
-        return ", ".join(f"{count[kind]} {kind}" for kind in WRITTEN if count[kind]) or "nothing written"
+
+NO_SPEC = Spec(0, None, "")
+
+
+@dataclass
+class Job:
+    """One Milvus in one pass, as the lists show it, and what to do about it."""
+
+    this: Pass
+    milvus: Obj
+    pods: list[Obj]
+    memory: Memory
+    spec: Spec = NO_SPEC
+    conflicts: dict[str, Reason] = field(default_factory=dict)  # names that pods of others have
+    todo: list[Action] = field(default_factory=list)
+    failures: int = 0
+    changed: bool = False  # whether the pods are no longer as the lists show them
+    unfinished: bool = False  # whether something was left to the next pass
+
+
+def attempt(task: Callable[..., Any], *arguments: Any) -> tuple[Any, ApiError | None]:
+    """The task's result, or how it failed: nothing that an object contains may end the loop."""
+    try:
+        return task(*arguments), None
+    except ApiError as error:
+        return None, error
+    except Exception as error:
+        return None, unexpected(error)
 
 
 class Operator:
-    """Serves Milvus resources: `run()` forever, `run_once()`, or a single `run_pass()`."""
+    """Manages Milvus resources: `run()` forever, `run_once()`, or a single `run_pass()`."""
 
-    ROUNDS = 6  # of deciding again, based on the answers: adopt, label, vet, delete, create, and one spare
-    GRACE = 0.25  # seconds that a pass waits at its end for writes in progress
-
-    def __init__(self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int) -> None:
-        self.cluster, self.interval, self.workers, self.clock = cluster, interval, workers, cluster.clock
+    def __init__(
+        self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int
+    ) -> None:
+        self.cluster, self.interval, self.clock = cluster, interval, cluster.clock
         self.namespaces = list(namespaces)
-        self.memories: dict[str | None, dict[str, Memory]] = {}  # by the namespace that was listed, then by UID
-        self.unlisted = Rest()  # while lists fail
-        self.troubles: dict[str, str] = {}  # that have been logged and are not resolved
-        self.turned = self.good = self.clock()  # when the loop last made progress; when the last good pass ended
-        self.stopping = self.warned = False
+        # A request that has failed may hang the next time, so such a Milvus gets other workers.
+        few = workers // 4
+        self.workers = ThreadPoolExecutor(workers - few)
+        self.second_tries = ThreadPoolExecutor(few) if few else self.workers
+        self.listers = ThreadPoolExecutor(8)
+        self.tasks: list[
+            tuple[str, Future[None]]
+        ] = []  # of the workers, with the UID of the Milvus
+        self.outcomes: deque[str] = deque()  # what workers have written since the last report
+        self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
+        self.unlisted = NEVER_FAILED  # while no list succeeds
+        self.outages: dict[str, str] = {}  # that have been logged and have not ended
+        self.progressed = self.good = self.clock()  # when the loop moved; when a good pass ended
+        self.stopping = False
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
-    def is_turning(self) -> bool:
-        """Whether the loop makes progress. It does even if the server is down or slow: each request has a timeout."""
-        last = max(self.turned, self.cluster.answered)
-        return self.clock() - last < max(self.interval, 30) + self.cluster.timeout + 10
+    def is_alive(self) -> bool:
+        """Whether the loop makes progress. It does if the server is down: requests time out."""
+        idle = self.clock() - max(self.progressed, self.cluster.answered)
+        return idle < max(self.interval, 30) + self.cluster.timeout + 10
 
     def is_ready(self) -> bool:
         """Whether every namespace has been listed at least once."""
         return self.memories.keys() >= {*self.namespaces}
 
-    def run_once(self) -> bool:
-        """Do everything that can be done now, again if something changed meanwhile; returns whether all went well."""
-        for _ in range(5):
-            happened = self.run_pass(once=True).happened
-            if "changed" not in happened:
-                return "failed" not in happened
-        return False
-
-    def run(self) -> NoReturn:
-        """Make a pass whenever one is due, forever: sooner while some lists fail, later while all of them do."""
-        while True:
-            this, wait = self.run_pass(), self.interval
+    def run(self) -> None:
+        """Make passes until `stopping`."""
+        while not self.stopping:
+            started = self.clock()
+            this, error = attempt(self.run_pass)
+            if error:  # no thread or no memory was left: the next pass may have it
+                self.report_outages({"pass": f"a pass failed: {error}"})
+            wait = self.next_pass(this) if this else self.interval
             gc.collect()
-            if delay := self.unlisted.delay * random.uniform(0.5, 1):
-                wait = min(wait, delay) if "listed" in this.happened else delay
-            time.sleep(max(0, this.started + wait - self.clock()))
+            time.sleep(max(0, started + wait - self.clock()))
 
-    def run_pass(self, once: bool = False) -> Pass:
-        """Serve all namespaces. No new write begins once the next pass is due, except with `once`."""
-        this = Pass(self.clock(), ThreadPoolExecutor(self.workers))
+    def run_once(self) -> bool:
+        """Make passes until one changes nothing; returns whether all went well."""
+        for _ in range(MAX_PASSES):
+            this = self.run_pass(math.inf)
+            is_done = this.written.total() == this.written[STATUS_UPDATED] and not this.left
+            if is_done or self.stopping or self.cluster.dry_run:
+                break
+        failed = any(memory.state == "failed" for memory in self.all_memories())
+        return this.lists == len(self.namespaces) and not this.left and not failed
+
+    def next_pass(self, this: Pass) -> float:
+        """How many seconds after its start the next pass starts: soon after a change, so that a
+        rolling update waits for pods and not for passes, and later when nothing changes."""
+        if self.unlisted.delay:
+            return self.unlisted.delay * random.uniform(0.5, 1)
+        quiet = self.clock() - self.cluster.changed
+        return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
+
+    def run_pass(self, seconds: float | None = None) -> Pass:
+        """Observe everything, and act where something is left to do, for an interval at most."""
+        this = Pass(self.clock())
         self.cluster.reconnect()
-        jobs = self.list_jobs(this)
-        this.spare, listed = len(jobs) < self.workers, self.clock()
-        if not once:
-            this.deadline = max(this.started + self.interval, listed + (listed - this.started))
-        for job in sorted(jobs, key=lambda job: job.memory.served):
-            this.workers.submit(self.work, this, job, self.serve_pods, self.write_status, self.write_events)
-        self.wait_for(this, len(jobs), this.deadline + self.GRACE)
-        this.workers.shutdown(wait=False)
+        busy = self.withdraw()  # before the lists, because what still runs changes what they show
+        jobs = self.observe(this, busy, seconds or self.interval)
+        # First those that were settled before, then those that have waited longest.
+        jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
+        for job in jobs:
+            self.submit(job)
+        self.wait_for_workers(this.deadline)
+        left = {uid_of(job.milvus) for job in jobs if job.unfinished}
+        left |= {uid for uid, task in self.tasks if not task.done()}
+        this.left = len(left)
         self.report(this)
         return this
 
-    def list_jobs(self, this: Pass) -> list[Job]:
-        """A job for each Milvus that is not at rest."""
-        jobs = list[Job]()
-        for made, error in this.workers.map(lambda one: attempt(lambda: self.jobs_of(this, one)), self.namespaces):
-            self.turned = self.clock()
-            jobs += made or []
-            this.happened.append("failed" if error else "listed")
-            this.troubles |= [error.trouble] if error and error.trouble else []
-        self.unlisted = Rest.after(self.unlisted, 1, 30, self.clock()) if this.troubles else Rest()
-        return jobs
+    def withdraw(self) -> set[str]:
+        """Take back what no worker has begun. Returns the UIDs of what workers still have."""
+        tasks = [(uid, task) for uid, task in self.tasks if not task.cancel()]
+        self.tasks = [(uid, task) for uid, task in tasks if not task.done()]
+        return {uid for uid, _ in self.tasks}
 
-    def jobs_of(self, this: Pass, namespace: str | None) -> list[Job]:
-        """The jobs from the lists of one namespace, or of all. Raises ApiError."""
-        jobs = list[Job]()
-        found, wanted, revision = self.cluster.snapshot(namespace)
-        uids, known, now = {uid_of(milvus) for milvus in wanted}, self.memories.get(namespace, {}), self.clock()
-        memories = self.memories[namespace] = {uid: known.get(uid) or Memory() for uid in uids}
-        # By the owner's UID or, for orphans and strangers, by the name in the instance label.
-        index: dict[Any, list[Obj]] = defaultdict(list)
-        for pod in found:
-            owner = owner_uid(pod)
-            index[namespace_of(pod), owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)].append(pod)
-        this.happened += ["milvus"] * len(wanted) + ["pod"] * len(found)
-        for milvus in wanted:
-            memory, where = memories[uid_of(milvus)], namespace_of(milvus)
-            pods = index.get((where, uid_of(milvus)), []) + index.get((where, name_of(milvus)), [])
-            versions = (str("status" in milvus), *map(version_of, (milvus, *pods)))  # some CRDs have no status
-            if memory.settled == versions and now < memory.wake:
-                this.happened += ["failed"] * (memory.state == "failed")
-            elif not is_ending(milvus):
-                memory.recall(milvus, versions, now)
-                newer = revision >= int(version_of(milvus))
-                jobs.append(Job(milvus, {name_of(pod): pod for pod in pods}, memory, newer, versions))
-        return jobs
-
-    def wait_for(self, this: Pass, left: int, end: float) -> None:
-        """Wait until all jobs are done, or until `end`. What still hangs then is left alone, and so is its pod."""
-        told = self.clock()
-        while left and (now := self.clock()) < end:
-            self.turned = now
-            if now - told >= 5:
-                told = now
-                gc.collect()
-                log.info("in progress: %s so far, %d Milvus left", this.counted(), left)
-            left -= this.done.acquire(timeout=min(end - now, 1))
-
-    def work(self, this: Pass, job: Job, *stages: Callable[[Pass, Job], None]) -> None:
-        """Run one stage of a job. If it wrote anything, the job then goes to the back of the queue, so that everybody's
-        pods come before the statuses. One in twenty goes on at once: a long burst must not delay all statuses."""
-        if not stages or self.is_over(this):
-            this.done.release()
-            return
-        _, error = attempt(functools.partial(stages[0], this, job))
-        if error and not self.is_over(this):  # whatever it contains, one Milvus never harms another
-            this.happened.append("failed")
-            this.troubles[full_name(job.milvus)] = f"milvus {full_name(job.milvus)}: {error}"
-        if job.memory.served < this.started or len(this.happened) % 20 == 0:
-            self.work(this, job, *stages[1:])
-        else:
-            this.workers.submit(self.work, this, job, *stages[1:])
-
-    def serve_pods(self, this: Pass, job: Job) -> None:
-        """Decide what to do about its pods, do it, and decide again based on the answers. Stop after eight failures."""
-        for _ in range(self.ROUNDS):
-            todo, size = self.actions(job), 1
-            if not todo:
+    def wait_for_workers(self, until: float) -> None:
+        """Wait until all tasks are done, or until this time; what hangs then is left alone."""
+        while not self.stopping and (now := self.clock()) < until:
+            self.progressed = now
+            tasks = [task for _, task in self.tasks]
+            if not concurrent.futures.wait(tasks, timeout=min(5, until - now)).not_done:
                 return
-            while todo:
-                batch, todo = todo[:size], todo[size:]
-                act = functools.partial(self.act, this, job)
-                list(this.workers.map(act, batch) if len(batch) > 1 else map(act, batch))
-                if self.is_over(this):
-                    job.memory.served = -math.inf  # first in the next pass
-                    return
-                if job.failures >= 8 and this.deadline < math.inf:
-                    return
-                size *= 2 if this.spare else 1  # as in the ReplicaSet controller, so that refusals cost few requests
-        this.happened.append("changed")
+            gc.collect()
 
-    def actions(self, job: Job) -> list[Action]:
-        """The actions that do not rest; those that failed before come last. A rest ends if its action is not needed."""
-        memory, milvus, pods, now = job.memory, job.milvus, job.pods.values(), self.clock()
-        try:
-            found, wanted = strangers(milvus, pods), {pod_name(milvus, i) for i in range(replicas_of(milvus))}
-        except Invalid:
-            return []  # the status says why
-        resting, fingerprint, (announced, since) = memory.resting(now), template_hash(milvus), memory.announced
-        conflicts = {key for key, rest in dict(memory.rests).items() if rest.words.reason == NAME_CONFLICT}
-        announced = announced.partition(" ")[0] if now < since + 60 else ""
-        limits = Limits(
-            replace=now >= memory.replaced.until,
-            vetted=memory.vetted == fingerprint,
-            held=found.keys() | (conflicts & resting & wanted) - job.pods.keys(),  # some are not in the lists
-            skip=job.changed,
-        )
-        if memory.rests:
-            todo = decide(milvus, pods, limits)
-            stale = [name_of(pod) for pod in members(milvus, pods).values() if template_hash_of(pod) != fingerprint]
-            live = {(key, a.verb) for a in todo for key in (name_of(a.pod), a.verb)}
-            live |= {(key, verb) for verb in ("delete", "vet") for key in (verb, *stale) if stale}
-            live |= {(name, "create") for name in limits.held} | {("status", "status"), ("events", "events")}
-            memory.release([key for key, rest in dict(memory.rests).items() if (key, rest.verb) not in live])
-        skip = memory.resting(now) | memory.flying | job.changed
-        limits = limits._replace(skip=skip, disruptable=disruptable(pods, announced, job.newer))
-        todo = [action for action in decide(milvus, pods, limits) if action.verb not in skip]
-        return sorted(todo, key=lambda action: name_of(action.pod) in memory.rests)
+    # --- Observe ---
+    def observe(self, this: Pass, busy: set[str], seconds: float) -> list[Job]:
+        """List all namespaces, side by side. Returns a job for each Milvus that needs one."""
+        snapshot = functools.partial(attempt, self.cluster.snapshot)
+        lists = list(self.listers.map(snapshot, self.namespaces))
+        self.progressed = this.listed = self.clock()
+        # However slow the lists are, half of the time is for writes.
+        this.deadline = max(this.started + seconds, 2 * this.listed - this.started)
+        jobs = list[Job]()
+        for namespace, (found, error) in zip(self.namespaces, lists, strict=True):
+            if error:
+                outage = error.outage or Outage(str(error), str(error))
+                this.outages[outage.key] = outage.line
+                continue
+            pods, milvuses = found
+            this.lists += 1
+            this.pods += len(pods)
+            this.milvuses += len(milvuses)
+            known = self.memories.get(namespace, {})
+            memories = {uid: known.get(uid) or Memory() for uid in map(uid_of, milvuses)}
+            self.memories[namespace] = memories
+            groups = group(pods, memories)
+            for milvus in milvuses:
+                uid, where = uid_of(milvus), namespace_of(milvus)
+                mine = groups[where, uid] + groups[where, name_of(milvus)]
+                job = Job(this, milvus, mine, memories[uid])
+                if uid not in busy and self.needs_worker(job):
+                    jobs.append(job)
+        self.unlisted = NEVER_FAILED if this.lists else self.unlisted.longer(1, 30, this.listed)
+        return jobs
 
-    def act(self, this: Pass, job: Job, action: Action) -> None:
-        """Carry out one action, and record its outcome in the job and the memory."""
-        memory, name, now = job.memory, name_of(action.pod), self.clock()
-        if self.is_over(this) or action.verb in memory.resting(now) or (action.disrupts and job.outdated):
-            return  # too late, or an action of this kind has just been refused for all
-        memory.served = now
-        memory.flying.add(name)
-        answer, error = attempt(functools.partial(self.perform, job, action))
-        memory.flying.discard(name)
+    def needs_worker(self, job: Job) -> bool:
+        """Decide what to do about a Milvus; false if it is settled or ending."""
+        memory, milvus, now = job.memory, job.milvus, job.this.listed
+        if memory.settled == versions_of(job) and now < memory.wake:
+            return False
+        if generation_of(milvus) != memory.generation or is_ending(milvus):
+            memory.generation, memory.back_offs = generation_of(milvus), {}
+        if now >= memory.finished.until - memory.finished.delay + 600:
+            memory.finished = NEVER_FAILED
+        if is_ending(milvus):
+            memory.state = "progressing"
+            return False
+        _, error = attempt(self.decide, job)
         if error:
-            self.failed(this, job, action, error)
-            return
-        pod, done = answer
-        job.pods.pop(name, None)
-        job.pods |= {name: pod} if pod else {}
-        if done:
-            memory.release((name, action.verb))
-            self.succeeded(this, job, action)
-        elif pod:
-            for words in strangers(job.milvus, [pod]).values():
-                memory.hold(name, "create", words, False, self.clock())
+            memory.back_off(STATUS, error, now)
+        return not error
 
-    def perform(self, job: Job, action: Action) -> tuple[Obj | None, bool]:
-        """The pod as it is now, or None if no pod has that name; and whether the action is done."""
+    def decide(self, job: Job) -> None:
+        """Read the spec, and find out what to do now."""
+        memory, milvus, pods, now = job.memory, job.milvus, job.pods, job.this.listed
         try:
-            if not action.disrupts:
-                return getattr(self.cluster, action.verb)(job.milvus, action.pod), True
-            with job.lock:  # one at a time: each announcement needs the resourceVersion of the last
-                began = self.clock()
-                job.milvus, job.newer = self.cluster.announce(job.milvus, action.pod), False
-                if self.clock() > began + 20:  # other copies wait only a minute for this delete
-                    raise ApiError(409, "the announcement took too long")
-                return self.cluster.delete(job.milvus, action.pod), True
-        except ApiError as error:
-            if action.verb != "create" or not error.is_taken:
-                raise
-            return self.cluster.look(action.pod), False
-
-    def succeeded(self, this: Pass, job: Job, action: Action) -> None:
-        memory, verb = job.memory, action.verb
-        if verb == "vet":
-            memory.vetted = template_hash(job.milvus)
-        if verb == "claim":
-            job.changed.add(name_of(action.pod))  # now it is the scheduler's turn
-        if verb not in DONE:
+            job.spec = spec_of(milvus)
+        except Invalid as error:
+            job.spec = NO_SPEC._replace(invalid=str(error))
             return
-        reason = DONE[verb].capitalize()
-        if verb == "delete" and (ordinal_of(job.milvus, action.pod) or 0) < replicas_of(job.milvus):
-            reason = "Replaced"
-            if is_finished(action.pod) and self.clock() >= memory.replaced.until:
-                memory.replaced = Rest.after(memory.replaced, 10, 300, self.clock())
-        memory.stories.setdefault((reason, action.reason, False), []).append(name_of(action.pod))
-        this.happened.append(DONE[verb])
-        text = f"{DONE[verb]} pod {full_name(action.pod)}{self.cluster.would}: {action.reason}"
-        tell(logging.INFO, job.milvus, action.reason, text, action.pod)
+        job.conflicts = conflicts_of(milvus, job.spec, pods)
+        for key, back_off in memory.back_offs.items():
+            if isinstance(key, int) and back_off.why.reason == NAME_CONFLICT:  # not in the lists
+                job.conflicts.setdefault(pod_name(milvus, key), back_off.why)
+        actions = decide(milvus, job.spec, pods, job.conflicts)
+        # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
+        ordinals = {action.ordinal for action in actions} | outdated(milvus, job.spec, pods)
+        live = {STATUS, EVENTS, *ordinals}
+        memory.back_offs = {
+            key: back_off for key, back_off in memory.back_offs.items() if key in live
+        }
+        waiting = {key for key in memory.back_offs if memory.waits(key, now)}
+        job.todo = choose(actions, job.spec, waiting, now >= memory.finished.until)
+        job.todo.sort(key=lambda action: action.ordinal in memory.back_offs)  # failed ones last
 
-    def failed(self, this: Pass, job: Job, action: Action, error: ApiError) -> None:
-        """After a conflict, decide again; after another error, back off: for one pod, or for all actions of a kind."""
-        memory, name, words, verb = job.memory, name_of(action.pod), error.words(), action.verb
-        if error.is_conflict or (error.code == 404 and verb in ("delete", "adopt", "label")):
-            this.happened.append("changed")
-            job.outdated = job.outdated or action.disrupts
-            if verb != "create":  # because then a quota has changed, not the pod
-                job.changed.add(name)
+    # --- Act ---
+    def submit(self, job: Job) -> None:
+        """Give a job to the workers, in batches if there is much to do."""
+        pool = self.second_tries if job.memory.back_offs else self.workers
+        for start in range(0, max(1, len(job.todo)), BATCH):
+            task = pool.submit(self.work, job, start)
+            self.tasks.append((uid_of(job.milvus), task))
+
+    def work(self, job: Job, start: int) -> None:
+        """A worker's task: carry out a batch of actions and, once no pod needs one, report."""
+        _, error = attempt(self.act_and_report, job, start)
+        if error:
+            job.memory.back_off(STATUS, error, self.clock())
+
+    def act_and_report(self, job: Job, start: int) -> None:
+        memory = job.memory
+        for action in job.todo[start : start + BATCH]:
+            if self.is_over(job) or job.failures >= MAX_FAILURES:
+                job.unfinished = True
+                break
+            if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
+                self.act(job, action)
+        if job.changed or len(job.todo) > BATCH:  # the next pass sees what came of it
+            memory.unreported = min(memory.unreported, self.clock())
+            if start > 0 or self.clock() < memory.unreported + self.interval:
+                return
+        if self.is_over(job):
+            job.unfinished = True
             return
-        if action.disrupts and error.code not in (0, 502, 503, 504):  # the pod is still there, so others need not wait
-            memory.announced = announced_of(job.milvus), -math.inf
-        all_alike = verb == "vet" or (error.trouble and error.code) or words.reason == QUOTA_EXCEEDED
-        memory.hold(verb if all_alike else name, verb, words, error.is_transient, self.clock())
-        job.failures += words.reason != CLAIM_TERMINATING
+        self.write_status(job)
+        self.write_events(job)
+        if not job.changed and not job.unfinished:
+            self.settle(job)
 
-    def write_status(self, this: Pass, job: Job) -> None:
-        """Write the status of a Milvus if it has changed, and report what is new."""
-        memory, milvus, pods = job.memory, job.milvus, job.pods.values()
-        problems = {key: rest.words for key, rest in dict(memory.rests).items() if key not in ("status", "events")}
-        with contextlib.suppress(Invalid):
-            problems |= strangers(milvus, pods)
-        status = status_of(milvus, pods, problems, timestamp())
-        ready, reconciled = (condition["status"] == "True" for condition in status["conditions"][:2])
-        memory.state = "failed" if not reconciled else "ready" if ready else "progressing"
-        this.happened += ["failed"] * (not reconciled)
-        if not any(words.trouble for words in problems.values()):
-            self.say(job, status["conditions"][1])
+    def is_over(self, job: Job) -> bool:
+        """Whether no write may begin."""
+        return self.stopping or self.clock() >= job.this.deadline
+
+    def settle(self, job: Job) -> None:
+        """Leave a Milvus alone until something about it changes, or a back-off ends."""
+        memory = job.memory
+        back_offs = [*dict(memory.back_offs).values(), memory.finished]
+        times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
+        memory.wake = min(times, default=math.inf)
+        memory.settled = versions_of(job)
+
+    def act(self, job: Job, action: Action) -> None:
+        """Carry out one action, and record what came of it."""
+        memory = job.memory
+        memory.written, memory.settled = self.clock(), ()
+        _, error = attempt(self.carry_out, job, action)
+        if not error:
+            memory.back_offs.pop(action.ordinal, None)
+            job.changed = job.changed or not self.cluster.dry_run
+            self.record_success(job, action)
+        elif error.reason in ("Conflict", "NotFound"):
+            job.changed = True
+            self.outcomes.append(CONFLICT)
+        else:
+            self.record_failure(job, action, error)
+
+    def carry_out(self, job: Job, action: Action) -> None:
+        cluster, memory, spec = self.cluster, job.memory, job.spec
+        pod = new_pod(job.milvus, spec, action.ordinal)
+        if action.verb == "create":
+            self.create(job, action.ordinal, pod)
+            memory.accepted = spec.template_hash
+        elif action.verb == "adopt":
+            cluster.adopt(job.milvus, action.pod)
+        else:
+            if is_outdated(action, spec) and memory.accepted != spec.template_hash:
+                cluster.check(pod)
+                memory.accepted = spec.template_hash
+            cluster.delete(action.pod)
+
+    def create(self, job: Job, ordinal: int, pod: Obj) -> None:
+        """Create a pod, after its claim: no claim, no pod."""
+        cluster, milvus = self.cluster, job.milvus
+        if milvus["spec"].get("storage"):
+            claim = new_claim(milvus, ordinal)
+            if cluster.create_claim(claim):
+                self.outcomes.append(CLAIM_CREATED)
+                tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
+        _, error = attempt(cluster.create, pod)
+        if error and error.reason == "AlreadyExists":
+            self.name_is_taken(milvus, cluster.look(pod), job.memory.back_offs.get(ordinal))
+        if error:
+            raise error
+
+    def name_is_taken(self, milvus: Obj, pod: Obj, before: BackOff | None) -> None:
+        """Raise what it means that there is a pod of this name, which the lists do not show."""
+        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(milvus):
+            raise ApiError(422, before.why.message)  # it still lacks what admission has removed
+        if conflict := conflict_with(milvus, pod):
+            raise ApiError(403, conflict.message, NAME_CONFLICT)
+        raise ApiError(409, "there was a pod of this name", "Conflict")
+
+    def record_success(self, job: Job, action: Action) -> None:
+        memory, name = job.memory, pod_name(job.milvus, action.ordinal)
+        if action.verb == "replace" and is_finished(action.pod):
+            memory.finished = memory.finished.longer(10, 300, self.clock())
+        self.outcomes.append(DONE[action.verb])
+        memory.news.setdefault((action.verb, action.reason, False), []).append(name)
+        text = sentence(action.verb, [f"{namespace_of(job.milvus)}/{name}"], action.reason)
+        tell(logging.INFO, job.milvus, f"{text}{self.cluster.would}", pod=name)
+
+    def record_failure(self, job: Job, action: Action, error: ApiError) -> None:
+        """Back off: for this pod, or for all whose action would be rejected alike."""
+        memory = job.memory
+        back_off = memory.back_off(action.ordinal, error, self.clock())
+        job.failures += 1
+        reason = back_off.why.reason
+        if reason == INVALID:
+            memory.accepted = ""
+        is_check = action.verb == "replace" and reason == INVALID
+        if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
+            for other in job.todo:
+                if other.verb == action.verb:
+                    memory.back_offs[other.ordinal] = back_off
+
+    # --- Report ---
+    def write_status(self, job: Job) -> None:
+        """Write the status if it has changed."""
+        memory, milvus, problems = job.memory, job.milvus, dict(job.conflicts)
+        for key, back_off in dict(memory.back_offs).items():
+            if isinstance(key, int):
+                problems[pod_name(milvus, key)] = back_off.why
+        status = status_of(milvus, job.spec, job.pods, problems, timestamp())
+        ready, reconciled = status["conditions"][:2]
+        memory.state = "ready" if ready["status"] == "True" else "progressing"
+        memory.unreported = math.inf
         present = mapping(milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
-            memory.release(["status"])
-            self.settle(this, job)
-            return
-        if "status" in memory.resting(self.clock()) | memory.flying:
-            this.happened += ["failed"] * ("status" in milvus)
-            return
-        memory.flying.add("status")
-        _, error = attempt(functools.partial(self.cluster.patch_status, milvus, status))
-        memory.flying.discard("status")
-        if error and error.code == 404 and "status" not in milvus:  # as with the original CRD
-            memory.hold("status", "status", Words("", ""), False, self.clock())
-            if not self.warned:
-                log.warning("the CRD %s.%s has no status: `kubectl apply -f crd.yaml` adds it", PLURAL, GROUP)
-            self.warned = True
-        elif error and (error.is_conflict or error.code == 404):
-            this.happened.append("changed")
-        elif error:
-            text = f"cannot write the status of milvus {full_name(milvus)}"
-            error.trouble = error.trouble or (text, f"{text}: {error}")
-            this.happened.append("failed")
-            memory.hold("status", "status", error.words(), error.is_transient, self.clock())
+            memory.back_offs.pop(STATUS, None)
+        elif not memory.waits(STATUS, self.clock()):
+            _, error = attempt(self.cluster.patch_status, milvus, status)
+            self.record_status(job, error, reconciled)
+        unwritten = memory.back_offs.get(STATUS)
+        if reconciled["status"] == "False" or (unwritten and not unwritten.outage):
+            memory.state = "failed"
+
+    def record_status(self, job: Job, error: ApiError | None, reconciled: Obj) -> None:
+        """Record what came of writing the status."""
+        memory, milvus = job.memory, job.milvus
+        if not error:
+            memory.back_offs.pop(STATUS, None)
+            self.outcomes.append(STATUS_UPDATED)
+            self.tell_condition(job, reconciled)
+        elif error.reason == "Conflict" or (error.code == 404 and "status" in milvus):
+            self.outcomes.append(CONFLICT)
         else:
-            this.happened.append(WRITTEN[-1])
-            memory.release(["status"])
+            if error.code == 404:  # only an older CRD has Milvus without a status
+                advice = "update it with `kubectl apply -f crd.yaml`"
+                error.outage = Outage("status", f"the CRD has no status subresource: {advice}")
+            elif STATUS not in memory.back_offs:
+                text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
+                tell(logging.WARNING, milvus, text)
+            memory.back_off(STATUS, error, self.clock())
 
-    def settle(self, this: Pass, job: Job) -> None:
-        """If everything is done and reported, it is at rest until something about it changes, or a rest ends."""
-        memory = job.memory
-        idle = memory.served < this.started and not memory.flying and (not memory.stories or "events" in memory.rests)
-        if idle and job.newer:
-            rests = (memory.replaced, *dict(memory.rests).values())
-            times = (memory.announced[1] + 60, *(rest.until for rest in rests))
-            memory.settled = job.versions
-            memory.wake = min((time for time in times if time > this.started), default=math.inf)
-
-    def say(self, job: Job, reconciled: Obj) -> None:
-        """Report a new condition of a Milvus in the log and as an event, and also when it is resolved."""
-        memory, before, warning = job.memory, job.memory.said, reconciled["status"] == "False"
+    def tell_condition(self, job: Job, reconciled: Obj) -> None:
+        """Log a Reconciled condition that is new, and make it an event."""
+        before = condition_of(job.milvus, "Reconciled")
         reason, message = reconciled["reason"], reconciled["message"]
-        known = reconciled == condition_of(job.milvus, "Reconciled")
-        memory.said = "" if reason == RECONCILED else f"{reason}: {message}"
-        if memory.said == before:
+        if (before.get("reason", RECONCILED), before.get("message", message)) == (reason, message):
             return
-        if not memory.said:
-            message, known = f"no longer {before.partition(':')[0]}", False
-        if warning or not known:  # if it is known, another copy has logged it, or this one before a restart
-            level = logging.WARNING if warning else logging.INFO
-            tell(level, job.milvus, reason, f"milvus {full_name(job.milvus)}: {reason}: {message}")
-        if not known:
-            memory.stories[reason, message, warning] = []
+        if reason == RECONCILED:
+            message = f"problem resolved: {before.get('reason')}"
+        is_warning = reconciled["status"] == "False"
+        level = logging.WARNING if is_warning else logging.INFO
+        tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {reason}: {message}")
+        job.memory.news[reason, message, is_warning] = []
 
-    def write_events(self, this: Pass, job: Job) -> None:
-        """Write the events of a Milvus. Nothing depends on them."""
-        memory = job.memory
-        while memory.stories and not self.is_over(this) and "events" not in memory.resting(self.clock()):
-            story = next(iter(dict(memory.stories)))
-            names = memory.stories.pop(story, [])
-            event = new_event(job.milvus, *story, names, timestamp("microseconds"))
-            create = functools.partial(self.cluster.request, "create", self.cluster.events, namespace_of(job.milvus))
-            _, error = attempt(functools.partial(create, body=event)) if not self.cluster.dry_run else (None, None)
-            memory.release(["events"])
-            if error and error.trouble:
-                memory.stories[story] = names[-10:]
-                memory.hold("events", "events", error.words(), False, self.clock())
+    def write_events(self, job: Job) -> None:
+        """Write what is new as events, on which nothing depends."""
+        memory, milvus, cluster = job.memory, job.milvus, self.cluster
+        for key in list(memory.news):
+            if self.is_over(job):
+                job.unfinished = True
+                return
+            reason, note, is_warning = key
+            if names := memory.news.pop(key):
+                reason, note = DONE[reason].capitalize(), sentence(reason, names, note)
+            event = new_event(milvus, reason, note, is_warning, timestamp("microseconds"))
+            _, error = attempt(cluster.create_event, event)
+            memory.back_offs.pop(EVENTS, None)
+            if error and error.outage:
+                memory.back_off(EVENTS, error, self.clock())
 
     def report(self, this: Pass) -> None:
-        """Report the pass in the log and in the metrics."""
-        memories = self.all_memories()
-        rests = (rest.words.trouble for memory in memories for rest in dict(memory.rests).values())
-        troubles = dict(this.troubles) | dict(trouble for trouble in rests if trouble)
-        for key in troubles.keys() - self.troubles.keys():
-            log.error(troubles[key])
-        for key in self.troubles.keys() - troubles.keys():
-            log.info("resolved: %s", self.troubles[key])
-        self.troubles = {key: self.troubles.get(key, text) for key, text in troubles.items()}
-        now, counted, count = self.clock(), this.counted(), Counter(this.happened)
-        self.good = self.good if troubles else now
-        level = logging.DEBUG if counted == "nothing written" else logging.INFO
-        log.log(level, "pass over %d Milvus and %d pods%s: %s, %.2f s", count["milvus"], count["pod"],
-                self.cluster.would, counted, now - this.started)  # fmt: skip
-        PASSES.labels("failure" if troubles else "success").inc()
+        """Report a pass in the log and in the metrics."""
+        while self.outcomes:
+            this.written[self.outcomes.popleft()] += 1
+        states = Counter[str]()
+        for memory in self.all_memories():
+            states[memory.state] += 1
+            for back_off in list(memory.back_offs.values()):
+                if back_off.outage:
+                    this.outages[back_off.outage.key] = back_off.outage.line
+        self.report_outages(this.outages)
+        now, would = self.clock(), self.cluster.would
+        counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
+        level = logging.INFO if counts else logging.DEBUG
+        done = ", ".join(counts or ["nothing written"])
+        left = f", {this.left} Milvus left" if this.left else ""
+        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
+        if not this.outages:
+            self.good = now
+        PASSES.labels("failure" if this.outages else "success").inc()
         PASS_SECONDS.observe(now - this.started)
-        states = Counter(memory.state for memory in memories)
         for state in STATES:
             MILVUSES.labels(state).set(states[state])
+
+    def report_outages(self, outages: dict[str, str]) -> None:
+        """Log what has begun and what has ended."""
+        for key in outages.keys() - self.outages.keys():
+            log.error(outages[key])
+        for key in self.outages.keys() - outages.keys():
+            log.info("resolved: %s", self.outages[key])
+        self.outages = outages | {key: self.outages[key] for key in outages if key in self.outages}
 
     def all_memories(self) -> list[Memory]:
         return [memory for some in list(self.memories.values()) for memory in list(some.values())]
 
-    def is_over(self, this: Pass) -> bool:
-        """Whether no new write may begin."""
-        return self.stopping or self.clock() >= this.deadline
-
     def finish(self) -> None:
-        """Begin no new write, and give those in progress four seconds, including those of earlier passes."""
-        self.stopping, end = True, self.clock() + 4
-        while self.clock() < end and any(memory.flying for memory in self.all_memories()):
-            time.sleep(0.05)
+        """Begin no new write, and give those in progress four seconds."""
+        self.stopping = True
+        concurrent.futures.wait([task for _, task in list(self.tasks)], timeout=4)
+
+
+def versions_of(job: Job) -> tuple[str, ...]:
+    """The resourceVersions of a Milvus and its pods, which are only compared for equality."""
+    return tuple(map(version_of, (job.milvus, *job.pods)))
+
+
+def sentence(verb: str, names: list[str], reason: str) -> str:
+    """What has been done to these pods, for the log and for an event."""
+    is_one = len(names) == 1
+    text = f"{DONE[verb]} {'pod' if is_one else 'pods'} {', '.join(names[:10])}"
+    if len(names) > 10:
+        text += f" and {len(names) - 10} more"
+    if verb == "replace":
+        text += f" in order to replace {'it' if is_one else 'them'}"
+    return f"{text}: {reason}" if reason else text
 
 
 def timestamp(precision: str = "seconds") -> str:
@@ -1475,18 +1912,19 @@ def timestamp(precision: str = "seconds") -> str:
     return datetime.now(UTC).replace(tzinfo=None).isoformat(timespec=precision) + "Z"
 
 
-def tell(level: int, milvus: Obj, reason: str, text: str, pod: Obj | None = None) -> None:
+def tell(level: int, milvus: Obj, text: str, **fields: str) -> None:
     """Log a line about a Milvus, with fields for JSON logs."""
-    fields = {"namespace": namespace_of(milvus), "milvus": name_of(milvus)}
-    fields |= ({"pod": name_of(pod)} if pod else {}) | {"reason": reason}
+    fields |= {"namespace": namespace_of(milvus), "milvus": name_of(milvus)}
     log.log(level, "%s", text, extra={"fields": fields})
 
 
 # ---------- Health and metrics over HTTP ----------
 
+MAX_CLIENTS = 50
+
 
 class Health(metrics.MetricsHandler):
-    """`/healthz`: the loop makes progress. `/readyz`: everything has been listed once. `/metrics`: for Prometheus."""
+    """`/healthz`: the loop makes progress. `/readyz`: all was listed. `/metrics`: Prometheus."""
 
     operator: Operator
     timeout = 5  # seconds for a client to send its request
@@ -1496,130 +1934,76 @@ class Health(metrics.MetricsHandler):
         if path == "/metrics":
             super().do_GET()
             return
-        checks = {"/healthz": self.operator.is_turning, "/readyz": self.operator.is_ready}
-        code = 404 if path not in checks else 200 if checks[path]() else 503
+        checks = {
+            "/healthz": (self.operator.is_alive, "the loop has made no progress for too long"),
+            "/readyz": (self.operator.is_ready, "not every namespace has been listed yet"),
+        }
+        code, text = 404, "see /healthz, /readyz, /metrics"
+        if path in checks:
+            check, otherwise = checks[path]
+            code, text = (200, "ok") if check() else (503, otherwise)
         self.send_response(code)
         self.send_header("Content-Type", "text/plain")
         self.end_headers()
-        self.wfile.write({200: b"ok\n", 503: b"no\n", 404: b"see /healthz, /readyz, /metrics\n"}[code])
+        self.wfile.write(f"{text}\n".encode())
 
 
 class HealthServer(socketserver.ThreadingTCPServer):
+    """A thread for each client. If there are too many, the oldest is dropped: it may be idle."""
+
     allow_reuse_address = daemon_threads = True
+    clients: ClassVar[deque[socket.socket]] = deque()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.clients.append(request)
+        if len(self.clients) > MAX_CLIENTS:
+            with contextlib.suppress(OSError):  # it has been closed
+                self.clients.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects is not worth a log line."""
 
 
 def serve_health(operator: Operator, port: int) -> None:
-    """Serve Health until the process ends: in a pod on all addresses, elsewhere on localhost. Raises Unusable."""
+    """Serve Health until the process ends: in a pod on all addresses, else on localhost."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     if in_pod and socket.has_dualstack_ipv6():
         HealthServer.address_family = socket.AF_INET6
+    address = ("" if in_pod else "127.0.0.1", port)
     try:
-        server = HealthServer(("" if in_pod else "127.0.0.1", port), type("Bound", (Health,), {"operator": operator}))
+        server = HealthServer(address, type("Bound", (Health,), {"operator": operator}))
     except OSError as error:
-        raise Unusable(f"cannot listen on port {port}: {error.strerror}; choose another with --health-port") from None
+        text = f"cannot listen on port {port}: {error.strerror}"
+        raise Unusable(f"{text}; choose another with --health-port") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 # ---------- The command ----------
 
 
-class Unusable(click.ClickException):
-    """There is no usable configuration."""
-
-    exit_code = 2
-
-
-class Connection(NamedTuple):
-    """A client, the default namespace, what both were made from, and what is wrong with the credentials, if any."""
-
-    api: ApiClient
-    namespace: str
-    credentials: Any = None
-    complaint: str = ""
-
-
-def connect(path: str | None, context: str | None, connections: int) -> Connection:
-    """Find the cluster as kubectl does; in a pod without a kubeconfig, its own cluster. Raises Unusable."""
-    settings, stack, complaints = Configuration(), contextlib.ExitStack(), logging.handlers.BufferingHandler(100)
-    files = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
-    found = any(map(os.path.exists, files.split(os.pathsep)))
-    if not found and not in_pod:
-        raise Unusable(f"no kubeconfig at {files}: name one with --kubeconfig or KUBECONFIG")
-    logging.root.addHandler(complaints)  # if an exec plugin fails, the loader only logs it
-    try:
-        if found:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())  # for certificates that the loader writes
-            merged = KubeConfigMerger(files)  # it takes the last current-context of several files, kubectl the first
-            currents = (one.get("current-context") for one in merged.config_files.values())
-            context = context or next(filter(None, currents), None)
-            kubeconfig_loader.load_kube_config(files, context, settings, False, folder)
-            namespace = merged.config["contexts"].get_with_name(context)["context"].safe_get("namespace")
-        else:
-            kubeconfig_loader.load_incluster_config(settings)
-            namespace = Path(SERVICE_ACCOUNT, "namespace").read_text().strip()
-        said = " ".join(record.getMessage() for record in complaints.buffer)
-        client, named = new_client(settings, connections), (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
-        options = settings.host, settings.api_key, settings.proxy, settings.verify_ssl, settings.tls_server_name
-        made_from = options, [Path(file).read_bytes() for file in named if file]
-        return Connection(client, namespace or "default", made_from, " ".join(said.split()))
-    except ImportError:
-        raise Unusable(f"cannot use {files}: a SOCKS proxy needs the package PySocks (pip install PySocks)") from None
-    except Exception as error:  # a malformed file may raise anything in the loader
-        known = isinstance(error, ConfigException | OSError | yaml.YAMLError | urllib3.exceptions.HTTPError)
-        text = public(" ".join(str(error).split())) if known else "it is not a kubeconfig"
-        source = f"{files} or {SERVICE_ACCOUNT}" if in_pod else files
-        hint = f"`kubectl{f' --kubeconfig {path}' if path else ''} config get-contexts` shows what is there"
-        raise Unusable(f"cannot use {source}: {text}; {hint}") from None
-    finally:
-        logging.root.removeHandler(complaints)
-        stack.close()
-
-
-def new_client(settings: Configuration, connections: int) -> ApiClient:
-    """The client for these settings. Raises OSError, and ImportError without PySocks."""
-    settings.retries = False  # the next pass is the retry; urllib3's own retries would multiply the timeout
-    settings.connection_pool_maxsize = connections
-    settings.refresh_api_key_hook = None  # Cluster.reconnect() does that once for all threads
-    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}  # files end with a newline
-    url = urllib3.util.parse_url(settings.host)
-    if url.scheme not in ("http", "https") or not url.host:
-        raise OSError(f"its server {settings.host} is not an http or https URL")
-    urllib3.disable_warnings()  # insecure-skip-tls-verify was the user's choice
-    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default since 3.13; certificates of older clusters fail it
-    if not settings.verify_ssl:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file)
-    api, files = ApiClient(settings), dict.fromkeys(("ca_certs", "cert_file", "key_file"))
-    api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}  # the context has read the files
-    api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]  # saves a tenth of the CPU of a create
-    api.user_agent = f"{MANAGER}/{__version__}"
-    api.set_default_header("Accept-Encoding", "gzip")  # decrypting lists is much of the cost of a quiet pass
-    return api
-
-
 def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
-    """A number of seconds from the command line: greater than 0, and no longer than a clock can wait."""
+    """A number of seconds: greater than 0, and no longer than a clock can wait."""
     if not 0 < value < math.inf:
-        raise click.BadParameter("it must be a finite number of seconds greater than 0")
+        raise click.BadParameter("must be a number of seconds greater than 0")
     return min(value, 1e8)
 
 
-def namespace_names(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    names = [name for text in value for name in text.strip(",").split(",")]  # OLM joins them with commas
-    if bad := [name for name in names if len(name) > 63 or not DNS_LABEL.fullmatch(name)]:
-        raise click.BadParameter(f"{bad[0]!r} is not the name of a namespace")
+def namespace_names(
+    context: click.Context, option: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = [
+        name for text in value for name in text.strip(",").split(",")
+    ]  # OLM joins them by commas
+    for name in names:
+        if len(name) > 63 or not DNS_LABEL.fullmatch(name):
+            raise click.BadParameter(f"{name!r} is not the name of a namespace")
     return tuple(dict.fromkeys(names))
 
 
 def end_on_signal(operator: Operator) -> None:
-    """On SIGTERM or SIGINT, writes in progress get four seconds; a second signal ends the process at once. A thread
-    does the waiting: a handler may run anywhere in the main thread, so it must neither wait nor raise."""
+    """On SIGTERM or SIGINT, writes in progress get four seconds; a second signal ends the process
+    immediately. A thread does the waiting: a handler may run anywhere in the main thread."""
     signals: SimpleQueue[int] = SimpleQueue()  # its put() is reentrant
 
     def end() -> None:
@@ -1635,12 +2019,15 @@ def end_on_signal(operator: Operator) -> None:
 
 
 def text_line(record: logging.LogRecord) -> str:
-    return f"{timestamp()} {record.levelname:7} {' '.join(record.getMessage().split())}"
+    """One line; without control characters, which may be escape sequences of terminals."""
+    message = re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", record.getMessage())
+    return f"{timestamp()} {record.levelname:7} {message}"
 
 
 def json_line(record: logging.LogRecord) -> str:
-    line = {"timestamp": timestamp("milliseconds"), "level": record.levelname, "message": record.getMessage()}
-    return json.dumps(line | getattr(record, "fields", {}))
+    fields = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
+    fields["message"] = record.getMessage()
+    return json.dumps(fields | getattr(record, "fields", {}))
 
 
 def start_log(verbose: bool, log_format: str) -> None:
@@ -1653,55 +2040,132 @@ def start_log(verbose: bool, log_format: str) -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "MILVUS_OPERATOR",
-                                 "max_content_width": 100, "show_default": True})  # fmt: skip
-@click.option("-n", "--namespace", "namespaces", metavar="NS", multiple=True, callback=namespace_names,
-              envvar="MILVUS_OPERATOR_NAMESPACE",
-              help="Serve this namespace; repeatable. Default: the context's or, in a pod, the pod's own.")  # fmt: skip
-@click.option("-A", "--all-namespaces", is_flag=True, help="Serve all namespaces.")
-@click.option("--interval", metavar="SECONDS", type=float, default=5, callback=seconds,
-              help="Time from the start of one pass to the start of the next.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Do all that can be done now, then exit: 0 if all went well, else 1.")
-@click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
-@click.option("--kubeconfig", metavar="PATH", help="The kubeconfig file. Default: as kubectl finds it.")
+@click.command(
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "MILVUS_OPERATOR",
+        "max_content_width": 100,
+        "show_default": True,
+    }
+)
+@click.option(
+    "-n",
+    "--namespace",
+    "namespaces",
+    metavar="NS",
+    multiple=True,
+    callback=namespace_names,
+    envvar="MILVUS_OPERATOR_NAMESPACE",
+    help="Namespace to manage; can be repeated. Default: that of the kubeconfig's context or, in a "
+    "pod, of the pod.",
+)
+@click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=float,
+    default=5,
+    callback=seconds,
+    help="Time from the start of one pass to the start of the next while nothing changes; after a "
+    "change the next pass comes sooner.",
+)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Do everything that can be done now, then exit: 0, or 1 if anything failed. Does not wait "
+    "for pods, nor finish a rolling update.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Log what would be done; write nothing. Needs the same permissions.",
+)
+@click.option(
+    "--kubeconfig", metavar="PATH", help="The kubeconfig file. Default: as kubectl finds it."
+)
 @click.option("--context", metavar="NAME", help="The kubeconfig context. Default: the current one.")
-@click.option("--timeout", metavar="SECONDS", type=float, default=30, callback=seconds,
-              help="Timeout for connecting, and for each read of an answer.")  # fmt: skip
-@click.option("--workers", metavar="N", type=click.IntRange(1, 256), default=16, help="How many writes run at once.")
-@click.option("--health-port", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /healthz, /readyz, /metrics.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text",
-              help="Text is for people, JSON for log collectors.")  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True, help="Also log the passes that wrote nothing.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=float,
+    default=30,
+    callback=seconds,
+    help="Timeout for connecting to the API server, and for each read of a response.",
+)
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    default=16,
+    help="Maximum number of concurrent writes.",
+)
+@click.option(
+    "--health-port",
+    metavar="PORT",
+    type=click.IntRange(1, 65535),
+    help="Serve /healthz, /readyz and /metrics on this port.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Format of the log.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
-    namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, dry_run: bool,
-    kubeconfig: str | None, context: str | None, timeout: float, workers: int, health_port: int | None,
-    log_format: str, verbose: bool,
-) -> None:  # fmt: skip
+    namespaces: tuple[str, ...],
+    all_namespaces: bool,
+    interval: float,
+    once: bool,
+    dry_run: bool,
+    kubeconfig: str | None,
+    context: str | None,
+    timeout: float,
+    workers: int,
+    health_port: int | None,
+    log_format: str,
+    verbose: bool,
+) -> None:
     """Keep the pods of every Milvus resource running.
 
-    Every option also reads an environment variable MILVUS_OPERATOR_<OPTION>, for example
+    Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        raise click.UsageError("-n/--namespace and -A/--all-namespaces cannot be used together.")
+        variable = "or MILVUS_OPERATOR_NAMESPACE"
+        raise click.UsageError(
+            f"-A/--all-namespaces can't be combined with -n/--namespace {variable}"
+        )
     start_log(verbose, log_format)
-    threading.stack_size(16 << 20)  # with musl's 1 MiB, deep JSON would crash the threads that parse it
+    threading.stack_size(
+        16 << 20
+    )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
-    cluster = Cluster(functools.partial(connect, kubeconfig, context, 2 * workers), timeout, dry_run)
-    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM sets it to an empty string
-    served = namespaces or [None if everywhere else cluster.connection.namespace]
-    operator = Operator(cluster, served, interval, workers)
+    reconnect = functools.partial(connect, kubeconfig, 2 * workers)
+    cluster = Cluster(reconnect, context, timeout, dry_run)
+    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
+    managed = namespaces or [None if everywhere else cluster.connection.namespace]
+    operator = Operator(cluster, managed, interval, workers)
     end_on_signal(operator)
-    often = "once" if once else f"every {interval:g} s"
-    log.info("milvus-operator %s serves %s %s on %s%s", __version__, ", ".join(map(place, served)), often,
-             cluster.server, cluster.would)  # fmt: skip
+    often = "one pass" if once else f"a pass every {interval:g} s"
+    where = ", ".join(map(place, managed))
+    log.info(
+        "%s %s: %s, %s, server %s%s",
+        MANAGER,
+        __version__,
+        where,
+        often,
+        cluster.server,
+        cluster.would,
+    )
     if health_port:
         serve_health(operator, health_port)
     if once:
         sys.exit(0 if operator.run_once() else 1)
     operator.run()
+    threading.Event().wait()  # until the thread that got the signal has ended the process
 
 
 if __name__ == "__main__":

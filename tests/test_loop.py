@@ -11,14 +11,14 @@ from tests.lib.world import World, milvus
 
 def test_missing_pods_are_created_and_the_status_says_when_they_are_ready() -> None:
     world = World(milvus("x", replicas=3))
-    world.passes()
+    world.passes(2)
     assert world.pods() == ["x-0", "x-1", "x-2"]
     assert world.condition("x", "Ready")["reason"] == "Pending"
     world.server.run_pods()
     world.passes()
     assert world.condition("x", "Ready")["status"] == "True"
-    assert "created pod test/x-0: missing" in world.log
-    assert world.events() == ["Created: x-0, x-1, x-2: missing"]
+    assert "created pod test/x-0" in world.log
+    assert world.events() == ["Created: created pods x-0, x-1, x-2"]
 
 
 def test_a_failed_pod_is_replaced_at_once_and_no_other() -> None:
@@ -87,7 +87,7 @@ def test_a_status_is_written_only_when_it_has_changed() -> None:
     world.passes(20)
     assert len(world.requests("patch", "milvuses/status")) == before
     world.server.fail("x-0")
-    world.passes()
+    world.passes(2)
     assert len(world.requests("patch", "milvuses/status")) > before
 
 

@@ -55,7 +55,8 @@ class World:
     def new_operator(self, dry_run: bool = False, user: str = "operator") -> mo.Operator:
         """Another copy, or the same after a restart: it remembers nothing."""
         api = self.server.client(user)
-        cluster = mo.Cluster(lambda: mo.Connection(api, NAMESPACE), 10, dry_run, self.clock.now)
+        connection = mo.Connection(api, NAMESPACE, None, {})
+        cluster = mo.Cluster(lambda _: connection, None, 10, dry_run, self.clock.now)
         return mo.Operator(cluster, self.namespaces, self.interval, self.workers)
 
     # --- What happens ---
