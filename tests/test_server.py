@@ -22,6 +22,7 @@ from tests.lib.server import MemoryServer, merge
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+OTHER_UID, OTHER_VERSION = "00000000-0000-0000-0000-00000000abcd", "999999999"
 METADATA = ("name", "generation", "labels", "finalizers", "deletionGracePeriodSeconds")
 
 
@@ -55,7 +56,8 @@ class Side:
     def comparable(self, body: Obj) -> Any:
         """What the operator reads of an answer, without what is different each time."""
         if body["kind"] == "Status":
-            return self.plain([body["status"], body.get("reason"), body.get("message")])
+            message = str(body.get("message")).partition(" other than")[0]  # a long list follows
+            return self.plain([body["status"], body.get("reason"), message])
         if body["kind"].endswith("List"):
             items = [self.comparable({"kind": "item"} | item) for item in body["items"]]
             kinds = ["kind" in item for item in body["items"]]
@@ -219,11 +221,13 @@ def only_a_change_of_the_spec_counts_a_generation(side: Side) -> None:
 
 
 def what_changes_nothing_keeps_the_version(side: Side) -> None:
-    before = side.ask("create", "milvuses", body=milvus(replicas=2))
-    after = side.ask("patch", "milvuses", "x", body={"spec": {"replicas": 2}}, content_type=MERGE)
-    side.answers.append(version(before) == version(after))
-    after = side.ask("patch", "milvuses", "x", body={"spec": {"replicas": 3}}, content_type=MERGE)
-    side.answers.append(int(version(before)) < int(version(after)))
+    side.ask("create", "milvuses", body=milvus())
+    versions = []
+    for replicas in (2, 2, 3):
+        body = {"spec": {"replicas": replicas}}
+        made = side.ask("patch", "milvuses", "x", body=body, content_type=MERGE)
+        versions.append(int(version(made)))
+    side.answers.append([versions[0] == versions[1], versions[1] < versions[2]])
 
 
 def status_and_the_rest_are_apart(side: Side) -> None:
@@ -249,16 +253,16 @@ def a_patch_of_an_earlier_version(side: Side) -> None:
 
 def a_patch_of_another_uid(side: Side) -> None:
     side.ask("create", "pods", body=pod())
-    metadata = {"uid": "00000000-0000-0000-0000-00000000abcd", "labels": {"a": "b"}}
+    metadata = {"uid": OTHER_UID, "labels": {"a": "b"}}
     side.ask("patch", "pods", "x-0", body={"metadata": metadata})
-    metadata["resourceVersion"] = "1"
+    metadata["resourceVersion"] = OTHER_VERSION
     side.ask("patch", "pods", "x-0", body={"metadata": metadata})
 
 
 def a_strategic_patch_merges_owners_by_uid(side: Side) -> None:
     made = side.ask("create", "milvuses", body=milvus())
     side.ask("create", "pods", body=pod(labels={"a": "b", "c": "d"}))
-    other = owner("other", "00000000-0000-0000-0000-00000000abcd")
+    other = owner("other", OTHER_UID)
     other |= {"controller": False, "kind": "Other"}
     for reference in (owner("x", uid(made)), other, owner("x", uid(made))):
         body = {"metadata": {"ownerReferences": [reference], "labels": {"a": None, "e": "f"}}}
@@ -280,9 +284,9 @@ def deletes_with_preconditions(side: Side) -> None:
     for resource, name, body in (("pods", "x-0", pod()), ("milvuses", "x", milvus()),
                                  ("claims", "data-x-0", claim())):  # fmt: skip
         made = side.ask("create", resource, body=body)
-        conditions = {"uid": "00000000-0000-0000-0000-00000000abcd"}
+        conditions = {"uid": OTHER_UID}
         side.ask("delete", resource, name, body={"preconditions": conditions})
-        conditions = {"uid": uid(made), "resourceVersion": "1"}
+        conditions = {"uid": uid(made), "resourceVersion": OTHER_VERSION}
         side.ask("delete", resource, name, body={"preconditions": conditions})
         if resource != "claims":  # a controller and a finalizer have their say there
             conditions = {"uid": uid(made), "resourceVersion": version(made)}

@@ -18,7 +18,17 @@ from tests.lib.front import STATUS, Clock, Front, Obj, Refused, Request
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 MERGE_KEYS = {"ownerReferences": "uid", "conditions": "type"}  # of a strategic merge patch
+PROTECTION = "kubernetes.io/pvc-protection"  # a finalizer that every claim gets
 QUERY = {"dryRun", "limit", "continue", "labelSelector", "fieldValidation", "fieldManager"}
+PRECONDITIONS = {
+    "uid": ("UID", "deleted and then recreated"),
+    "resourceVersion": ("ResourceVersion", "modified"),
+}
+CONFLICT = "Operation cannot be fulfilled on"
+NO_STRATEGIC = (
+    "the body of the request was in an unknown format - accepted media types include: "
+    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
+)
 
 
 class Kind(NamedTuple):
@@ -32,10 +42,11 @@ class Kind(NamedTuple):
 COUNTED = {"generation": 1}
 PENDING = {"phase": "Pending"}
 NEW_MILVUS = {"spec": {"replicas": 1}, "status": {"observedGeneration": -1}, "metadata": COUNTED}
+NEW_CLAIM = {"status": PENDING, "metadata": {"finalizers": [PROTECTION]}}
 KINDS = {
     "milvuses": Kind("zilliz.com/v1", "Milvus", NEW_MILVUS),
     "pods": Kind("v1", "Pod", {"status": PENDING, "metadata": COUNTED}),
-    "persistentvolumeclaims": Kind("v1", "PersistentVolumeClaim", {"status": PENDING}),
+    "persistentvolumeclaims": Kind("v1", "PersistentVolumeClaim", NEW_CLAIM),
     "events": Kind("events.k8s.io/v1", "Event", {}),
 }
 
@@ -89,7 +100,10 @@ class MemoryServer(Front):
         with self.lock:
             for (plural, _, _), obj in list(self.objects.items()):
                 if is_ending(obj):
-                    self.put(plural, merge(obj, {"metadata": {"deletionGracePeriodSeconds": 0}}))
+                    finalizers = obj["metadata"].get("finalizers") or []
+                    left = [finalizer for finalizer in finalizers if finalizer != PROTECTION]
+                    end = {"deletionGracePeriodSeconds": 0, "finalizers": left}
+                    self.put(plural, merge(obj, {"metadata": end}))
 
     def collect(self) -> None:
         """The garbage collector: delete what has owners of which none exists."""
@@ -188,15 +202,14 @@ class MemoryServer(Front):
         old = self.find(request)
         strategic = "strategic" in request.content_type
         if strategic and request.plural == "milvuses":
-            text = "the body of the request was in an unknown format"
-            raise Refused(415, "UnsupportedMediaType", text)
+            raise Refused(415, "UnsupportedMediaType", NO_STRATEGIC)
         new = merge(old, request.body, MERGE_KEYS if strategic else {})
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             text = "the object has been modified; please apply your changes to the latest version"
-            raise conflict(request, f"{text} and try again")
+            raise Refused(409, "Conflict", f"{CONFLICT} {title(request)}: {text} and try again")
         if new["metadata"]["uid"] != old["metadata"]["uid"]:
-            text = f"{KINDS[request.plural].name} is invalid: metadata.uid: field is immutable"
-            raise Refused(422, "Invalid", text)
+            value = new["metadata"]["uid"]
+            raise invalid(request, f'metadata.uid: Invalid value: "{value}": field is immutable')
         status = {key: value for key, value in old.items() if key == "status"}
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
@@ -206,18 +219,20 @@ class MemoryServer(Front):
             return old
         if without(new, "metadata", "status") != without(old, "metadata", "status"):
             if request.plural == "pods":
-                raise Refused(422, "Invalid", "Pod is invalid: spec: Forbidden: pod updates")
+                text = "pod updates may not change fields other than some"
+                raise invalid(request, f"spec: Forbidden: {text}")
             new = counted_on(new)
         return new if request.dry_run else self.put(request.plural, new)
 
     def delete(self, request: Request) -> Obj:
         obj = self.find(request)
         metadata = obj["metadata"]
-        for key, word in {"uid": "UID", "resourceVersion": "ResourceVersion"}.items():
+        for key, (word, hint) in PRECONDITIONS.items():
             asked = (request.body.get("preconditions") or {}).get(key, metadata[key])
             if asked != metadata[key]:
                 text = f"the {word} in the precondition ({asked}) does not match the {word}"
-                raise conflict(request, f"{text} in record ({metadata[key]})")
+                text = f"{text} in record ({metadata[key]}). The object might have been {hint}"
+                raise Refused(409, "Conflict", f"{CONFLICT} {kind_title(request)}: {text}")
         grace = request.body.get("gracePeriodSeconds")
         if is_ending(obj) and (grace is None or grace >= metadata["deletionGracePeriodSeconds"]):
             return obj
@@ -226,7 +241,7 @@ class MemoryServer(Front):
         elif grace is None:
             grace = obj["spec"].get("terminationGracePeriodSeconds", 30)
         end = {"deletionTimestamp": self.timestamp(grace), "deletionGracePeriodSeconds": grace}
-        ending = counted_on(merge(obj, {"metadata": end}))
+        ending = merge(obj if is_ending(obj) else counted_on(obj), {"metadata": end})
         if not request.dry_run:
             ending = self.put(request.plural, ending)
         if request.plural == "milvuses" and request.key not in self.objects:
@@ -262,8 +277,15 @@ def title(request: Request) -> str:
     return f'{request.plural}{"." if group else ""}{group} "{request.name}"'
 
 
-def conflict(request: Request, text: str) -> Refused:
-    return Refused(409, "Conflict", f"Operation cannot be fulfilled on {title(request)}: {text}")
+def kind_title(request: Request) -> str:
+    """The same as other messages name it: Pod "x-0"."""
+    kind = KINDS[request.plural]
+    group = kind.version.rpartition("/")[0]
+    return f'{kind.name}{"." if group else ""}{group} "{request.name}"'
+
+
+def invalid(request: Request, text: str) -> Refused:
+    return Refused(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
 
 
 def is_ending(obj: Obj) -> bool:
@@ -306,9 +328,9 @@ def merge(old: Obj, patch: Obj, merge_keys: dict[str, str] | None = None) -> Obj
         elif isinstance(value, dict):
             new[key] = merge(before if isinstance(before, dict) else {}, value, merge_keys)
         elif by and isinstance(before, list):
-            items = {item[by]: item for item in before}
-            items |= {item[by]: items.get(item[by], {}) | item for item in value}
-            new[key] = list(items.values())
+            changed = {item[by]: item for item in value}
+            kept = [item | changed.pop(item[by], {}) for item in before]
+            new[key] = [*changed.values(), *kept]
         else:
             new[key] = value
     return new
