@@ -28,7 +28,8 @@ SAYS = "import ssl, sys, kubernetes as k; print(sys.version.split()[0], k.__vers
 
 def find_python(version: str) -> str | None:
     """The path of an interpreter of this minor version that starts, if there is one."""
-    candidates = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]
     for path in candidates:
         if path and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
             return str(path)
