@@ -465,6 +465,15 @@ class ControlPlane:
     def __init__(self, *flags: str, nodes: bool = True) -> None:
         self.arguments = ["supervise" if nodes else "supervise-api", *flags]
 
+    @classmethod
+    def running(cls, folder: str) -> ControlPlane:
+        """The one that `python -m local.controlplane` keeps running in this folder."""
+        plane = cls()
+        plane.folder, plane.kubectl = Path(folder), commands()["kubectl"]
+        if not plane.kubeconfig().exists():
+            raise Unavailable(f"none runs in {folder}")
+        return plane
+
     def __enter__(self) -> ControlPlane:
         self.kubectl = commands()["kubectl"]  # builds them here, with progress on the screen
         self.supervisor = subprocess.Popen(
@@ -506,7 +515,7 @@ def main(arguments: list[str]) -> int:
             return 0
         started = time.monotonic()
         with ControlPlane() as plane:
-            say(f"up in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+            say(f"up in {time.monotonic() - started:.1f} s; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it")
             print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)
             with suppress(KeyboardInterrupt):
                 signal.pause()

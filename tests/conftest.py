@@ -62,10 +62,11 @@ def whole_log(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(scope="session")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """A control plane with our CRD."""
+    """A control plane with our CRD: a new one, or the one that runs in the folder CONTROL_PLANE."""
     with ExitStack() as stack:
         try:
-            plane = stack.enter_context(ControlPlane())
+            running = os.environ.get("CONTROL_PLANE")
+            plane = ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
         except Unavailable as error:
             stop(request.session, error)
         kube = Kube(plane, "default")
