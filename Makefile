@@ -8,6 +8,7 @@ MINUTES ?= 60
 VENV := .venv$(if $(PYTHON),-$(or $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null),$(error \
 	there is no $(PYTHON) on this machine)))
 BIN := $(VENV)/bin
+NEW := $(or $(PYTHON),python3)
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
 ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; else answer=$(if $(filter 1,$(YES)),y); fi; \
@@ -91,9 +92,9 @@ $(VENV)/run: requirements.txt
 $(VENV)/ready: $(VENV)/run tests/requirements.txt
 $(VENV)/bench: $(VENV)/ready benchmarks/requirements.txt
 $(VENV)/run $(VENV)/ready $(VENV)/bench:
-	@$(or $(PYTHON),python3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making a virtual environment in $(VENV)"; \
-		$(or $(PYTHON),python3) -m venv --clear $(VENV); }
+		$(NEW) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")' && \
+		$(NEW) -m venv --clear $(VENV); }
 	@echo "installing $(filter %.txt,$^)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -r ,$(filter %.txt,$^))
 	@touch $@

