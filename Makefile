@@ -1,29 +1,34 @@
 # `make` lists the targets. Only Python 3.11 or later must already be installed.
 KUBECTL ?= kubectl
+# WAIT=no ends the demo after the tour.
 WAIT ?= auto
 PYTEST_ARGS ?=
 MINUTES ?= 60
 # Another Python gets its own environment beside .venv: make test PYTHON=python3.13
-VENV := .venv$(if $(PYTHON),-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())'))
+VENV := .venv$(if $(PYTHON),-$(or $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null),$(error \
+	there is no $(PYTHON) on this machine)))
 BIN := $(VENV)/bin
+NEW := $(or $(PYTHON),python3)
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
-ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; [ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }; fi
+ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; else answer=$(if $(filter 1,$(YES)),y); fi; \
+	[ "$$answer" = y ] || { echo "Nothing was removed.$(if $(YES),, Without a terminal, YES=1 is needed.)"; exit 1; }
 
-.PHONY: help demo test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
+.PHONY: help demo check test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
-demo: $(VENV)/ready ## show the life of a Milvus on a local control plane (WAIT=no ends after the tour)
+demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
 
-test: $(VENV)/ready ## run all tests, against a real kube-apiserver (PYTEST_ARGS='-k roll' for some)
-	@$(if $(findstring not cluster,$(PYTEST_ARGS)),,$(BIN)/python -m local.controlplane build)
+check: lint ## run ruff, mypy and the tests that need no cluster
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not cluster" $(PYTEST_ARGS)
+
+test: $(VENV)/ready ## run all tests (PYTEST_ARGS='-k roll' for some)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
-matrix: $(VENV)/ready ## run the tests marked platform, on each Python here and with older API servers; writes docs/tested.md
-	@$(BIN)/python -m local.controlplane build
+matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
 	$(BIN)/python -m tests.matrix
 
 lint: $(VENV)/ready ## run ruff and mypy
@@ -31,47 +36,46 @@ lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/bench ## compare the operator with bare requests, kopf and ReplicaSets; writes benchmarks/RESULTS.md
-	@$(BIN)/python -m local.controlplane build
+bench: $(VENV)/bench ## measure it and its peers; write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
-soak: $(VENV)/ready ## run an hour of changes and faults; writes benchmarks/SOAK.md (MINUTES=5 for a short run)
-	@$(BIN)/python -m local.controlplane build
+soak: $(VENV)/ready ## change and break things for an hour (MINUTES=5 for less)
 	$(BIN)/python -m tests.soak $(MINUTES)
 
 install: ## install the CRD in the current kubeconfig's cluster
 	$(KUBECTL) apply -f crd.yaml
 
-uninstall: ## delete the CRD from that cluster, and with it every Milvus and its pods
+uninstall: ## delete the CRD there, and with it every Milvus and its pods
 	@echo "This deletes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
 	@echo "Claims and Services stay. So does the operator: 'make undeploy' deletes it."
 	@$(ASK)
 	$(KUBECTL) delete -f crd.yaml --ignore-not-found
 
-run: $(VENV)/ready ## run the operator on this machine, against that cluster (ARGS='-A -v' for options)
+run: $(VENV)/run ## run the operator here, for that cluster (ARGS='-A -v')
 	$(BIN)/python milvus_operator.py $(ARGS)
 
-image: ## build the operator's container image (IMAGE=…, BASE=… for another Python image, DOCKER=podman or buildah)
+image: ## build the operator's image (IMAGE=…, BASE=…, DOCKER=podman)
 	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
 
-lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows, with hashes, in requirements.lock
+lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version=3.13 --python-platform=linux \
 		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
 
-deploy: ## run the operator as a pod in the current kubeconfig's cluster (IMAGE=…)
+deploy: ## run the operator as a pod in that cluster (IMAGE=…)
 	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
 
-undeploy: ## delete the operator, its rights and its namespace; every Milvus in other namespaces keeps running
+undeploy: ## delete the operator and its namespace, and no Milvus elsewhere
 	@echo "This deletes the operator, its rights, and the namespace milvus-operator with everything in it."
 	@echo "The CRD stays, and every Milvus in other namespaces keeps running, but nothing repairs it."
 	@$(ASK)
 	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
 
-bundle: $(VENV)/ready ## make the bundle for OLM, from the manifests and bundle/csv.yaml
+bundle: $(VENV)/ready ## make the bundle for OLM from the manifests and csv.yaml
 	$(BIN)/python -m bundle.make .
 
-release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…; with DOCKER=podman or buildah, also the image)
+# With DOCKER=podman or buildah, the image is one of the files.
+release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…)
 	rm -rf dist
 	$(BIN)/python -m bundle.make dist $(IMAGE)
 ifneq ($(origin DOCKER),file)
@@ -84,13 +88,13 @@ clean: ## remove the virtual environments and the tools' caches
 	rm -rf dist .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/ready: requirements.txt tests/requirements.txt
-	@test -x $(BIN)/python || { echo "making a virtual environment in $(VENV)"; $(or $(PYTHON),python3) -m venv $(VENV); }
-	@echo "installing requirements.txt and tests/requirements.txt"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r tests/requirements.txt
-	@touch $@
-
+$(VENV)/run: requirements.txt
+$(VENV)/ready: $(VENV)/run tests/requirements.txt
 $(VENV)/bench: $(VENV)/ready benchmarks/requirements.txt
-	@echo "installing benchmarks/requirements.txt"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+$(VENV)/run $(VENV)/ready $(VENV)/bench:
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making a virtual environment in $(VENV)"; \
+		$(NEW) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")' && \
+		$(NEW) -m venv --clear $(VENV); }
+	@echo "installing $(filter %.txt,$^)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -r ,$(filter %.txt,$^))
 	@touch $@

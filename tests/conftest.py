@@ -6,18 +6,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 
 import milvus_operator as mo
-from local.controlplane import ControlPlane
+from local.controlplane import ControlPlane, Unavailable, commands
 from tests.kit import TOP, Clock, Command, Kube, Obj, eventually, new_namespace, new_operator, new_wire, served
 from tests.wire import Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
-for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE"):
+for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE", "YES"):
     os.environ.pop(_name, None)
 
 
@@ -35,6 +36,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
 
 
+@pytest.hookimpl(tryfirst=True)  # before a worker reports what it collected
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is missing of the control plane if a selected test needs it, outside the tests' time limits."""
+    if any(item.get_closest_marker("cluster") for item in session.items) and not session.config.option.collectonly:
+        try:
+            commands()
+        except Unavailable as error:
+            stop(session, error)
+
+
+def stop(session: pytest.Session, error: Unavailable) -> NoReturn:
+    """End the whole run with the reason, instead of one error for each test."""
+    reason = f"The control plane can't be started: {error}"
+    if hasattr(session.config, "workerinput"):
+        session.shouldstop = reason  # which the worker passes on
+    pytest.exit(reason, returncode=1)
+
+
 @pytest.fixture(autouse=True)
 def whole_log(caplog: pytest.LogCaptureFixture) -> None:
     mo.log.propagate = True
@@ -42,9 +61,14 @@ def whole_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[ControlPlane]:
-    """A control plane with our CRD. If it cannot start, each test that needs it fails with the reason."""
-    with ControlPlane() as plane:
+def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """A control plane with our CRD: a new one, or the one that runs in the folder CONTROL_PLANE."""
+    with ExitStack() as stack:
+        try:
+            running = os.environ.get("CONTROL_PLANE")
+            plane = ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
+        except Unavailable as error:
+            stop(request.session, error)
         kube = Kube(plane, "default")
         eventually(lambda: served(kube))
         yield plane

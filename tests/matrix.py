@@ -12,22 +12,24 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from local.controlplane import COMMANDS, MODULES, Unavailable, build_one, cache, commands, find_go
+from local.controlplane import MODULES, Unavailable, build, cache, commands
 
 TOP = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-OLDER = ("v1.34.4", "v1.35.4")  # API servers older than the one that local/modules/kubernetes/go.mod pins
+OLDER = ("v1.34.4", "v1.35.4")  # API servers older than the one that local/modules/go.mod pins
 OLDEST, NEWEST = "the oldest allowed", "the newest allowed"
 SAYS = "import ssl, sys, kubernetes as k; print(sys.version.split()[0], k.__version__, ssl.OPENSSL_VERSION.split()[1])"
 
 
 def find_python(version: str) -> str | None:
     """The path of an interpreter of this minor version that starts, if there is one."""
-    candidates = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]
     for path in candidates:
         if path and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
             return str(path)
@@ -57,14 +59,17 @@ def apiserver(version: str) -> Path:
     The version pins everything: its own go.mod names the versions of its dependencies, and Go verifies downloads with
     the public checksum database.
     """
-    folder, (_, package) = cache().parent / f"kube-apiserver-{version}", COMMANDS["kube-apiserver"]
-    if not (folder / "kube-apiserver").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        pinned = (MODULES / "kubernetes/go.mod").read_text()
-        replaced = re.sub(r" v0\.\S+", version.replace("v1", " v0", 1), pinned[pinned.index("replace (") :])
-        start = f"module controlplane\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes {version}\n\n"
-        (folder / "go.mod").write_text(start + replaced)
-        build_one(find_go(), folder, package, folder / "kube-apiserver", f"kube-apiserver {version}", "-mod=mod")
+    pinned = (MODULES / "go.mod").read_text()
+    replaced = re.sub(r" v0\.\S+", version.replace("v1", " v0", 1), pinned[pinned.index("replace (") :])
+    with tempfile.TemporaryDirectory() as name:
+        module = Path(name)
+        (module / "go.mod").write_text(
+            f"module controlplane\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes {version}\n\n{replaced}"
+        )
+        folder = cache(f"kube-apiserver-{version}", module, "-mod=mod")
+        if not (folder / "kube-apiserver").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            build(["kube-apiserver"], folder, module, "-mod=mod")
     return folder
 
 

@@ -106,6 +106,7 @@ def test_make_help_lists_every_target_and_those_in_the_documents_exist() -> None
     assert targets == {
         "help",
         "demo",
+        "check",
         "test",
         "matrix",
         "lint",
@@ -204,19 +205,21 @@ def test_the_figures_in_the_documents_are_those_of_the_benchmark() -> None:
 
 def test_make_install_run_and_uninstall(kube: Kube) -> None:
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "KUBECTL": str(kube.plane.kubectl)}
-    make = ["make", "-o", ".venv/ready", f"KUBECTL={kube.plane.kubectl}", f"BIN={os.path.dirname(sys.executable)}"]
+    make = ["make", "-o", ".venv/run", f"KUBECTL={kube.plane.kubectl}", f"BIN={os.path.dirname(sys.executable)}"]
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, code: int = 0) -> str:
         done = subprocess.run(
             [*make, *arguments], cwd=TOP, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
     assert "customresourcedefinition.apiextensions.k8s.io/milvuses.zilliz.com" in run("install")
     kube.create()
     assert "1 created" in run("run", f"ARGS=--once -n {kube.ns}")
-    assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in run("uninstall")
+    assert "Nothing was removed. Without a terminal, YES=1 is needed." in run("uninstall", code=2)
+    removed = run("uninstall", "YES=1")
+    assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in removed
     run("install")
 
 
@@ -224,7 +227,7 @@ def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
     """They run as written, except for the virtual environment: the tests have their own."""
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    make = f"make -o .venv/ready BIN={os.path.dirname(sys.executable)}"
+    make = f"make -o .venv/run BIN={os.path.dirname(sys.executable)}"
     said, running = "", None
     try:
         for line in section("Use it on your cluster"):

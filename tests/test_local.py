@@ -57,14 +57,83 @@ def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
 
-def test_a_binary_that_does_not_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_passes.py"]
+
+
+@pytest.mark.parametrize(
+    "command", [[SCRIPT], ["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)]
+)
+def test_a_binary_that_does_not_start_is_named_once_with_the_end_of_its_log(command: list[str], tmp_path: Path) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
         (tmp_path / name).chmod(0o755)
     env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path)}
-    done = subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *command], cwd=TOP, env=env, capture_output=True, text=True)
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert len(re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said)) == said.count("luck") == 1, (
+        said
+    )
+
+
+FAKE_GO = r"""#!/bin/sh
+case "$1" in
+env) echo "${TOOLCHAIN-go1.26.0}" ;;
+list) echo k8s.io/kubernetes/cmd/kubectl ;;
+build)
+  for part; do case "$part" in
+  -o=*) folder="${part#-o=}" ;;
+  */cmd/* | */v3)
+    name="${part%/v3}" && name="${name##*/}"
+    printf '#!/bin/sh\ncase "$0" in *kwok) echo "panic: no luck\ngoroutine 1" >&2; exit 2 ;; esac\n' >"$folder$name"
+    chmod +x "$folder$name" ;;
+  esac; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake_go(tmp_path: Path) -> Path:
+    """A folder with a Go that makes scripts; the one named kwok does not start."""
+    (tmp_path / "go").write_text(FAKE_GO)
+    (tmp_path / "go").chmod(0o755)
+    return tmp_path
+
+
+def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(fake_go: Path) -> None:
+    env = {"HOME": str(fake_go), "PATH": f"{fake_go}:/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert re.search("control plane: (etcd|kube-apiserver) ended with code 3: no luck today", done.stderr)
+    assert (
+        "kwok was built and thrown away, because it ended with code 2: panic: no luck." in done.stderr.splitlines()[-1]
+    )
+    (cached,) = fake_go.glob(".cache/milvus-operator/*")
+    assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
+
+
+def test_the_cache_belongs_to_everything_that_decides_the_bytes(
+    fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlplane, "find_go", lambda: str(fake_go / "go"))
+    for file in ("go.mod", "go.sum"):
+        (tmp_path / file).write_bytes((controlplane.MODULES / file).read_bytes())
+    folders = [controlplane.cache(module=tmp_path)]
+    assert folders == [controlplane.cache()], "the same modules in another folder"
+    for name, value in (
+        ("COMMANDS", {"etcd": "another/package"}),
+        ("GO_ENV", {}),
+        ("flags", lambda module: ["-race"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(controlplane, name, value)
+            folders.append(controlplane.cache(module=tmp_path))
+    monkeypatch.setenv("TOOLCHAIN", "go1.26.2")
+    folders.append(controlplane.cache(module=tmp_path))
+    for file in ("go.mod", "go.sum"):
+        with (tmp_path / file).open("a") as pins:
+            pins.write("// changed\n")
+        folders.append(controlplane.cache(module=tmp_path))
+    assert len(set(folders)) == len(folders) == 7
 
 
 def test_kubebuilder_assets_are_preferred_and_need_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
