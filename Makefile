@@ -29,7 +29,7 @@ test: $(VENV)/ready ## run all tests (PYTEST_ARGS='-k roll' for some)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
-	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.lib.matrix
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ bench: $(VENV)/bench ## measure it and its peers; write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 soak: $(VENV)/ready ## change and break things for an hour (MINUTES=5 for less)
-	$(BIN)/python -m tests.soak $(MINUTES)
+	$(BIN)/python -m tests.lib.soak $(MINUTES)
 
 install: ## install the CRD in the current kubeconfig's cluster
 	$(KUBECTL) apply -f crd.yaml

@@ -55,13 +55,21 @@ class Row:
 
     @property
     def target(self) -> str:
-        return f"≤ {self.most:g}" if self.most is not None else f"≥ {self.least:g}" if self.least is not None else "–"
+        return (
+            f"≤ {self.most:g}"
+            if self.most is not None
+            else f"≥ {self.least:g}"
+            if self.least is not None
+            else "–"
+        )
 
     @property
     def verdict(self) -> str:
         if self.ratio is None or (self.most is None and self.least is None):
             return ""
-        reached = self.ratio <= self.most if self.most is not None else self.ratio >= (self.least or 0)
+        reached = (
+            self.ratio <= self.most if self.most is not None else self.ratio >= (self.least or 0)
+        )
         return "reached" if reached else "MISSED"
 
 
@@ -76,7 +84,9 @@ class Bench:
     plane: ControlPlane
     hands: Hands
     rows: list[Row] = field(default_factory=list)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # for the pictures, by name and size
+    curves: dict[str, dict[int, float]] = field(
+        default_factory=dict
+    )  # for the pictures, by name and size
     loaded: set[str] = field(default_factory=set)
 
     def add(self, *values: Any, **options: Any) -> None:
@@ -95,7 +105,10 @@ class Bench:
             self.hands.create_pods(self.hands.pod_bodies(self.hands.create_milvuses(name, size)))
             if foreign:
                 pod = {"spec": {"containers": [{"name": "c", "image": "nginx"}]}}
-                named = [{"metadata": {"name": f"web-{i}", "namespace": name}} | pod for i in range(foreign)]
+                named = [
+                    {"metadata": {"name": f"web-{i}", "namespace": name}} | pod
+                    for i in range(foreign)
+                ]
                 self.hands.create_pods(named)
             self.hands.make_ready(name)
             Program.operator(self, "-n", name, "--once").end()
@@ -200,7 +213,9 @@ class Program:
 
     def drain(self) -> None:
         """Keep reading its output, so that it never blocks on a full pipe."""
-        threading.Thread(target=lambda: [None for _ in self.process.stdout or ()], daemon=True).start()
+        threading.Thread(
+            target=lambda: [None for _ in self.process.stdout or ()], daemon=True
+        ).start()
 
 
 def python(bench: Bench, code: str) -> Program:
@@ -216,7 +231,11 @@ IMPORTS = "import kubernetes, click, yaml"
 
 
 def quiet_passes(
-    bench: Bench, namespaces: list[str], passes: int, interval: float, change: Callable[[], Any] = lambda: None
+    bench: Bench,
+    namespaces: list[str],
+    passes: int,
+    interval: float,
+    change: Callable[[], Any] = lambda: None,
 ) -> tuple[float, float, float, str]:
     """Figures of an operator at rest: CPU and wall-clock seconds of a pass, peak memory, and the requests of a pass.
     `change` is called before each pass."""
@@ -232,8 +251,17 @@ def quiet_passes(
         walls.append(float(re.findall(r"([\d.]+) s$", operator.says("pass over"))[0]))
     cost, after = (operator.cpu() - cpu) / passes, requests(port)
     operator.kill()
-    delta = {key: (after[key] - asked.get(key, 0)) / passes for key in after if after[key] != asked.get(key)}
-    return cost, median(walls), operator.peak, ", ".join(f"{count:g} × {what}" for what, count in delta.items())
+    delta = {
+        key: (after[key] - asked.get(key, 0)) / passes
+        for key in after
+        if after[key] != asked.get(key)
+    }
+    return (
+        cost,
+        median(walls),
+        operator.peak,
+        ", ".join(f"{count:g} × {what}" for what, count in delta.items()),
+    )
 
 
 def requests(port: int) -> dict[str, float]:
@@ -241,7 +269,9 @@ def requests(port: int) -> dict[str, float]:
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
-    found = re.findall(r'api_requests_total\{code="\d+",resource="(\S+?)",verb="(\w+)"\} (\S+)', text)
+    found = re.findall(
+        r'api_requests_total\{code="\d+",resource="(\S+?)",verb="(\w+)"\} (\S+)', text
+    )
     return {f"{verb} {resource}": float(count) for resource, verb, count in found}
 
 
@@ -272,7 +302,9 @@ def quiet_pass(bench: Bench) -> None:
             bench.add(f"the same, {size:,} × 3", "the floor without garbage collection",
                       f"{median(ours):.3f} s : {median(bares):.3f} s", median(ours) / median(bares))  # fmt: skip
         pages = math.ceil(3 * size / mo.PAGE) + math.ceil(size / mo.PAGE)
-        bench.add(f"its requests, {size:,} × 3", f"the pages of the two lists: {pages}", asked or "none")
+        bench.add(
+            f"its requests, {size:,} × 3", f"the pages of the two lists: {pages}", asked or "none"
+        )
         if size in (1000, 10000):
             bench.add(f"peak memory, {size:,} × 3 at rest", f"`{IMPORTS}`", f"{median(peaks):.0f} MiB : {base:.0f} MiB",
                       median(peaks) / base, most=1.6 if size == 1000 else 3)  # fmt: skip
@@ -288,7 +320,9 @@ def worst_pass(bench: Bench) -> None:
             program = Program.floor(bench, namespace, 3, *options)
             program.end()
             found.append(median(map(float, program.log.split()[1:])))
-        change = functools.partial(bench.hands.annotate_pods, namespace, names[mo.PAGE // 2 :: mo.PAGE])
+        change = functools.partial(
+            bench.hands.annotate_pods, namespace, names[mo.PAGE // 2 :: mo.PAGE]
+        )
         cost, _, peak, _ = quiet_passes(bench, [namespace], 4, 2, change)
         ours.append(cost)
         peaks.append(peak)
@@ -338,7 +372,10 @@ def bring_up(bench: Bench) -> None:
             rate, end = bench.watch(namespace, 3000)
             running.append((rate, end - operator.started))
             cpu.append(
-                (operator.cpu() / (end - operator.started), (server_cpu(bench) - before) / (end - operator.started))
+                (
+                    operator.cpu() / (end - operator.started),
+                    (server_cpu(bench) - before) / (end - operator.started),
+                )
             )
             operator.kill()
         with bench.burst_namespace() as (namespace, _):
@@ -364,7 +401,17 @@ def bring_up(bench: Bench) -> None:
 
 
 def kopf_peer(bench: Bench, namespace: str) -> Program:
-    peer = Program(bench, sys.executable, "-m", "kopf", "run", "-q", "-n", namespace, str(HERE / "peer_kopf.py"))
+    peer = Program(
+        bench,
+        sys.executable,
+        "-m",
+        "kopf",
+        "run",
+        "-q",
+        "-n",
+        namespace,
+        str(HERE / "peer_kopf.py"),
+    )
     peer.drain()
     return peer
 
@@ -377,7 +424,9 @@ def kopf_memory(bench: Bench) -> None:
     while True:  # each is annotated when its handler has finished
         done = [bench.hands.send("GET", f"{last}{number:05}") for number in range(0, 10000, 500)]
         if all(
-            "kopf.zalando.org/last-handled-configuration" in (one["metadata"].get("annotations") or {}) for one in done
+            "kopf.zalando.org/last-handled-configuration"
+            in (one["metadata"].get("annotations") or {})
+            for one in done
         ):
             break
         time.sleep(1)
@@ -389,8 +438,12 @@ def kopf_memory(bench: Bench) -> None:
 
 def server_cpu(bench: Bench) -> float:
     """CPU seconds used by the control plane's processes so far."""
-    children = Path(f"/proc/{bench.plane.supervisor.pid}/task/{bench.plane.supervisor.pid}/children").read_text()
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children.split()]
+    children = Path(
+        f"/proc/{bench.plane.supervisor.pid}/task/{bench.plane.supervisor.pid}/children"
+    ).read_text()
+    stats = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children.split()
+    ]
     return sum(int(one[11]) + int(one[12]) for one in stats) / TICKS
 
 
@@ -398,11 +451,17 @@ def replica_sets(bench: Bench) -> None:
     """ReplicaSets with the same pods, served by kube-controller-manager."""
     name, hands = "replicasets", bench.hands
     hands.namespace(name)
-    body = mo.new_pod(milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}, 0)
+    body = mo.new_pod(
+        milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}, 0
+    )
 
     def one(number: int) -> mo.Obj:
         labels = {"app": f"web-{number}"}
-        spec = {key: value for key, value in body["spec"].items() if key not in ("hostname", "subdomain")}
+        spec = {
+            key: value
+            for key, value in body["spec"].items()
+            if key not in ("hostname", "subdomain")
+        }
         template = {"metadata": {"labels": labels}, "spec": spec}
         return {"metadata": {"name": f"web-{number}"},
                 "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}}  # fmt: skip
@@ -411,7 +470,11 @@ def replica_sets(bench: Bench) -> None:
     rates = {}
     for flags, count in {"default flags": 200, "limits lifted": 1000}.items():
         hands.each(lambda number: hands.send("POST", path, one(number)), range(count))
-        lifted = ["--kube-api-qps=100000", "--kube-api-burst=100000", "--concurrent-replicaset-syncs=16"]
+        lifted = [
+            "--kube-api-qps=100000",
+            "--kube-api-burst=100000",
+            "--concurrent-replicaset-syncs=16",
+        ]
         manager = Program(
             bench, str(commands()["kube-controller-manager"]), "--controllers=replicaset-controller",
             f"--kubeconfig={bench.plane.kubeconfig()}", "--leader-elect=false", "--secure-port=0",
@@ -443,12 +506,17 @@ def scale_down(bench: Bench) -> None:
                 bench.hands.create_pods(bench.hands.pod_bodies(milvuses))
                 Program.operator(bench, "-n", namespace, "--once").end()
                 if rates is bare:
-                    surplus = [f"{mo.name_of(one)}-{ordinal}" for one in milvuses for ordinal in (2, 1)]
+                    surplus = [
+                        f"{mo.name_of(one)}-{ordinal}" for one in milvuses for ordinal in (2, 1)
+                    ]
                     rates.append(bench.watch(namespace, 1000, "delete_pods", namespace, surplus)[0])
                     continue
                 for one in milvuses:
                     bench.hands.send(
-                        "PATCH", f"{milvuses_path(namespace)}/{mo.name_of(one)}", {"spec": {"replicas": 1}}, MERGE
+                        "PATCH",
+                        f"{milvuses_path(namespace)}/{mo.name_of(one)}",
+                        {"spec": {"replicas": 1}},
+                        MERGE,
                     )
                 operator = Program.operator(bench, "-n", namespace, "--once")
                 operator.drain()
@@ -505,7 +573,11 @@ def bad_milvus(bench: Bench) -> None:
         bench.hands.send("POST", hooks, {"metadata": {"name": "bench"}, "webhooks": [hook]})
         time.sleep(2)  # until the API server uses it
         unsound = {"spec": {"containers": [{"name": mo.CONTAINER, "imagePullPolicy": "Sometimes"}]}}
-        bad = {"": None, "refused": milvus("refused", 100, pod=unsound), "hangs": milvus("hangs", 100)}
+        bad = {
+            "": None,
+            "refused": milvus("refused", 100, pod=unsound),
+            "hangs": milvus("hangs", 100),
+        }
         seconds: dict[str, list[float]] = {kind: [] for kind in bad}
         for _ in range(ROUNDS):
             for kind, body in bad.items():
@@ -543,10 +615,14 @@ def one_change(bench: Bench) -> None:
     for number in range(ROUNDS):
         burst = [milvus(f"burst-{number}-{i}") for i in range(1000)]
         before = bench.pods_in(namespace)
-        bench.hands.each(lambda body: bench.hands.send("POST", milvuses_path(namespace), body), burst)
+        bench.hands.each(
+            lambda body: bench.hands.send("POST", milvuses_path(namespace), body), burst
+        )
         while bench.pods_in(namespace) < before + 300:
             time.sleep(0.02)
-        busy.append((change_to_pod(bench, namespace, 100 + number), bench.pods_in(namespace) - before))
+        busy.append(
+            (change_to_pod(bench, namespace, 100 + number), bench.pods_in(namespace) - before)
+        )
         bench.watch(namespace, before + 3001)
     operator.kill()
     bench.loaded.discard(namespace)
@@ -560,7 +636,9 @@ def change_to_pod(bench: Bench, namespace: str, number: int) -> float:
     """Seconds from scaling one Milvus to a fourth pod until that pod exists."""
     name = f"mv{number:05}"
     started = time.perf_counter()
-    bench.hands.send("PATCH", f"{milvuses_path(namespace)}/{name}", {"spec": {"replicas": 4}}, MERGE)
+    bench.hands.send(
+        "PATCH", f"{milvuses_path(namespace)}/{name}", {"spec": {"replicas": 4}}, MERGE
+    )
     while bench.hands.send("GET", f"{pods_path(namespace)}/{name}-3").get("kind") != "Pod":
         time.sleep(0.01)
     return time.perf_counter() - started
@@ -572,7 +650,10 @@ def two_copies(bench: Bench) -> None:
     for name in names:
         bench.hands.namespace(name)
         bench.hands.create_milvuses(name, 5000)
-    operators, before = [Program.operator(bench, "-n", name, "--once") for name in names], server_cpu(bench)
+    operators, before = (
+        [Program.operator(bench, "-n", name, "--once") for name in names],
+        server_cpu(bench),
+    )
     for one in operators:
         one.drain()
     threads = [threading.Thread(target=bench.watch, args=(name, 15000)) for name in names]
@@ -642,7 +723,9 @@ def report(bench: Bench, seconds: float) -> str:
     ]  # fmt: skip
     for row in bench.rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append(f"| {row.what} | {row.against} | {row.figures} | {ratio} | {row.target} | {row.verdict} |")
+        lines.append(
+            f"| {row.what} | {row.against} | {row.figures} | {ratio} | {row.target} | {row.verdict} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -654,12 +737,16 @@ def pictures(bench: Bench) -> None:
     from matplotlib import pyplot
 
     for kind, label in {"cpu": "CPU seconds of a quiet pass", "memory": "peak memory, MiB"}.items():
-        curves = {name: curve for name, curve in bench.curves.items() if name.startswith(f"{kind} ")}
+        curves = {
+            name: curve for name, curve in bench.curves.items() if name.startswith(f"{kind} ")
+        }
         if not curves:
             continue
         figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         for name, curve in curves.items():
-            axes.plot(list(curve), list(curve.values()), marker="o", label=name.removeprefix(f"{kind} "))
+            axes.plot(
+                list(curve), list(curve.values()), marker="o", label=name.removeprefix(f"{kind} ")
+            )
         axes.set(xscale="log", xlabel="Milvus resources of three pods each", ylabel=label)
         if kind == "cpu":
             axes.set(yscale="log")
@@ -676,17 +763,28 @@ def main(chosen: list[str]) -> int:
     if sys.platform != "linux":
         print("the benchmark reads /proc: it needs Linux")
         return 2
-    rows = [row for row in ROWS if not chosen or any(row.__name__.startswith(name) for name in chosen)]
+    rows = [
+        row for row in ROWS if not chosen or any(row.__name__.startswith(name) for name in chosen)
+    ]
     if not rows:
-        print(f"choose from these rows: {', '.join(row.__name__ for row in ROWS)}; or name none to run all")
+        print(
+            f"choose from these rows: {', '.join(row.__name__ for row in ROWS)}; or name none to run all"
+        )
         return 2
     started = time.monotonic()
     try:
         with ControlPlane(nodes=False) as plane:
             config = yaml.safe_load(plane.kubeconfig().read_text())
-            server, token = config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
+            server, token = (
+                config["clusters"][0]["cluster"]["server"],
+                config["users"][0]["user"]["token"],
+            )
             bench = Bench(plane, Hands(server, str(plane.folder / "pki" / "apiserver.crt"), token))
-            bench.hands.send("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+            bench.hands.send(
+                "POST",
+                "/api/v1/namespaces/default/serviceaccounts",
+                {"metadata": {"name": "default"}},
+            )
             for row in rows:
                 print(f"{row.__name__} …", flush=True)
                 row(bench)

@@ -23,7 +23,12 @@ SETTINGS = "proxy:\n  maxNameLength: 255\ncommon:\n  storageType: local\nlog: {l
 def milvus(name: str, replicas: int = 3, **spec: Any) -> Obj:
     """A Milvus such as people write."""
     wanted = {"image": IMAGE, "replicas": replicas, "milvusSpec": SETTINGS} | spec
-    return {"apiVersion": mo.API_VERSION, "kind": mo.KIND, "metadata": {"name": name}, "spec": wanted}
+    return {
+        "apiVersion": mo.API_VERSION,
+        "kind": mo.KIND,
+        "metadata": {"name": name},
+        "spec": wanted,
+    }
 
 
 class Hands:
@@ -34,8 +39,14 @@ class Hands:
         self.http = urllib3.PoolManager(ca_certs=authority, maxsize=THREADS, retries=False)
         self.threads = ThreadPoolExecutor(THREADS)
 
-    def send(self, method: str, path: str, body: Obj | None = None, kind: str = "application/json") -> Obj:
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind, "User-Agent": "bench"}
+    def send(
+        self, method: str, path: str, body: Obj | None = None, kind: str = "application/json"
+    ) -> Obj:
+        headers = {
+            "Authorization": f"Bearer {self.token}",
+            "Content-Type": kind,
+            "User-Agent": "bench",
+        }
         content = json.dumps(body).encode() if body is not None else None
         answer = self.http.request(method, self.server + path, body=content, headers=headers)
         if answer.status >= 400 and answer.status not in (404, 409):
@@ -49,7 +60,9 @@ class Hands:
     def pages(self, path: str) -> Iterator[Obj]:
         token = ""
         while True:
-            page = self.send("GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}&continue={token}")
+            page = self.send(
+                "GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}&continue={token}"
+            )
             yield page
             token = page["metadata"].get("continue", "")
             if not token:
@@ -61,17 +74,25 @@ class Hands:
     def namespace(self, name: str) -> None:
         """A new namespace, with the service account that kube-controller-manager would create."""
         self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        self.send("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+        self.send(
+            "POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}}
+        )
 
     def create_milvuses(self, namespace: str, count: int, **spec: Any) -> list[Obj]:
         bodies = [milvus(f"mv{number:05}", **spec) for number in range(count)]
         return self.each(lambda body: self.send("POST", milvuses_path(namespace), body), bodies)
 
     def pod_bodies(self, milvuses: list[Obj]) -> list[Obj]:
-        return [mo.new_pod(one, ordinal) for one in milvuses for ordinal in range(one["spec"]["replicas"])]
+        return [
+            mo.new_pod(one, ordinal)
+            for one in milvuses
+            for ordinal in range(one["spec"]["replicas"])
+        ]
 
     def create_pods(self, pods: list[Obj]) -> None:
-        self.each(lambda body: self.send("POST", pods_path(body["metadata"]["namespace"]), body), pods)
+        self.each(
+            lambda body: self.send("POST", pods_path(body["metadata"]["namespace"]), body), pods
+        )
 
     def delete_pods(self, namespace: str, names: Iterable[str]) -> None:
         self.each(lambda name: self.send("DELETE", f"{pods_path(namespace)}/{name}"), names)
@@ -79,7 +100,9 @@ class Hands:
     def annotate_pods(self, namespace: str, names: Iterable[str]) -> None:
         """Change these pods in a way that gives the operator nothing to do."""
         body = {"metadata": {"annotations": {"bench": str(time.monotonic_ns())}}}
-        self.each(lambda name: self.send("PATCH", f"{pods_path(namespace)}/{name}", body, MERGE), names)
+        self.each(
+            lambda name: self.send("PATCH", f"{pods_path(namespace)}/{name}", body, MERGE), names
+        )
 
     def make_ready(self, namespace: str) -> None:
         """Act as the kubelets: write the status of each pod as kwok does."""

@@ -39,7 +39,10 @@ class Dumper(yaml.SafeDumper):
 
 
 Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, "|" if "\n" in text else None
+    ),
 )
 
 
@@ -77,11 +80,18 @@ def service_version(image: str) -> Obj:
     csv, crd = yaml.safe_load(read("bundle/csv.yaml")), yaml.safe_load(read("crd.yaml"))["spec"]
     sample, *_ = yaml.safe_load_all(read("sample.yaml"))
     _namespace, account, role, _binding, deployment = yaml.safe_load_all(deploy(image))
-    name, labels, spec = deployment["metadata"]["name"], deployment["metadata"]["labels"], deployment["spec"]
+    name, labels, spec = (
+        deployment["metadata"]["name"],
+        deployment["metadata"]["labels"],
+        deployment["spec"],
+    )
     (container,), (version,) = spec["template"]["spec"]["containers"], crd["versions"]
     container["args"].remove("--all-namespaces")
     targets = {"fieldRef": {"fieldPath": "metadata.annotations['olm.targetNamespaces']"}}
-    container["env"] = [*container.get("env", []), {"name": "MILVUS_OPERATOR_NAMESPACE", "valueFrom": targets}]
+    container["env"] = [
+        *container.get("env", []),
+        {"name": "MILVUS_OPERATOR_NAMESPACE", "valueFrom": targets},
+    ]
     icon = base64.b64encode(read("bundle/icon.svg").encode()).decode()
     owned = {
         "name": f"{crd['names']['plural']}.{crd['group']}",
@@ -103,7 +113,9 @@ def service_version(image: str) -> Obj:
         "install": {
             "strategy": "deployment",
             "spec": {
-                "permissions": [{"serviceAccountName": account["metadata"]["name"], "rules": role["rules"]}],
+                "permissions": [
+                    {"serviceAccountName": account["metadata"]["name"], "rules": role["rules"]}
+                ],
                 "deployments": [{"name": name, "label": labels, "spec": spec}],
             },
         },
@@ -116,7 +128,9 @@ def release(image: str) -> Files:
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
-            entry = tarfile.TarInfo(path)  # owned by root and of 1970, so that the bytes are always the same
+            entry = tarfile.TarInfo(
+                path
+            )  # owned by root and of 1970, so that the bytes are always the same
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"

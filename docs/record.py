@@ -11,7 +11,9 @@ from local import demo
 HERE = Path(__file__).resolve().parent
 
 did: list[tuple[float, str]] = []  # by the user
-seen: list[tuple[float, dict[str, tuple[str, str]]]] = []  # the UIDs and templates of the Ready pods
+seen: list[
+    tuple[float, dict[str, tuple[str, str]]]
+] = []  # the UIDs and templates of the Ready pods
 clock = time.monotonic
 
 STYLE = """
@@ -59,7 +61,9 @@ def picture() -> str:
         f'<title>{title}</title><style>{STYLE}</style><rect width="880" height="{bottom + 36}" class="card"/>',
         f'<text x="16" y="26" class="title">{title}</text><text x="16" y="66" class="head">you</text>',
     ]
-    for number, text in enumerate(["pod, Ready", *(text for _, text in did if text.startswith("new "))]):
+    for number, text in enumerate(
+        ["pod, Ready", *(text for _, text in did if text.startswith("new "))]
+    ):
         parts += [f'<rect x="{480 + 130 * number}" y="16" width="22" height="11" rx="3" class="t{number}"/>',
                   f'<text x="{508 + 130 * number}" y="26" class="small">{text}</text>']  # fmt: skip
     for number, (moment, text) in enumerate(did):
@@ -68,7 +72,9 @@ def picture() -> str:
                   f'<text x="{x(moment)}" y="{y}" text-anchor="{anchor}">{text}</text>']  # fmt: skip
     for row, name in enumerate(pods):
         y, left = 115 + 32 * row, start
-        parts.append(f'<text x="16" y="{y + 4}">pod -{row}</text><path d="M100 {y}H862" class="lane"/>')
+        parts.append(
+            f'<text x="16" y="{y + 4}">pod -{row}</text><path d="M100 {y}H862" class="lane"/>'
+        )
         for (_, before), (moment, ready) in zip(seen, [*seen[1:], (end, {})], strict=True):
             if before.get(name) != ready.get(name):
                 if name in before:

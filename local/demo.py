@@ -31,7 +31,10 @@ BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
     ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m") if TERMINAL else ("",) * 6
 )
 TABLE = ("get", "mi,pods")
-GOOD, PASSING = r"\b(Ready|Running)\b", r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b"
+GOOD, PASSING = (
+    r"\b(Ready|Running)\b",
+    r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b",
+)
 
 CONFIGURE = json.dumps({"spec": {"milvusSpec": "proxy: {maxNameLength: 300}"}})
 
@@ -41,7 +44,9 @@ def is_configured(pod: dict[str, Any]) -> bool:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    return any(
+        c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", [])
+    )
 
 
 class Missed(Exception):
@@ -70,7 +75,9 @@ class Screen:
 
     def erase(self) -> None:
         if self.table:
-            print(f"\x1b[{len(self.table)}A\x1b[J", end="")  # move up to its first line, and clear everything below
+            print(
+                f"\x1b[{len(self.table)}A\x1b[J", end=""
+            )  # move up to its first line, and clear everything below
 
     def draw(self) -> None:
         print("".join(f"{colour(line)}\n" for line in self.table), end="", flush=True)
@@ -161,7 +168,10 @@ class Demo:
         self.step("The pod is deleted: the operator replaces it")
         before = self.pods()[f"{NAME}-0"]["metadata"]["uid"]
         self.kubectl("delete", "pod", f"{NAME}-0", "--wait=false")
-        self.wait("another pod", lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before)
+        self.wait(
+            "another pod",
+            lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before,
+        )
 
         self.step("The Milvus is scaled from 1 pod to 3, to 5 and to 2")
         for replicas in (3, 5, 2):
@@ -170,14 +180,26 @@ class Demo:
 
         self.step("The image changes: the pods are replaced one at a time, highest ordinal first")
         image = "milvusdb/milvus:v2.6.25"
-        self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}}))
+        self.kubectl(
+            "patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}})
+        )
         self.wait("the new image in all pods", lambda: self.ready(2) and self.images() == {image})
-        self.kubectl("get", "pods", "-o", "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image")
+        self.kubectl(
+            "get",
+            "pods",
+            "-o",
+            "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image",
+        )
 
-        self.step("The configuration changes: spec.milvusSpec becomes environment variables, and the pods roll again")
+        self.step(
+            "The configuration changes: spec.milvusSpec becomes environment variables, and the pods roll again"
+        )
         self.show_condition("Reconciled")
         self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", CONFIGURE)
-        self.wait("the setting in all pods", lambda: self.ready(2) and all(map(is_configured, self.pods().values())))
+        self.wait(
+            "the setting in all pods",
+            lambda: self.ready(2) and all(map(is_configured, self.pods().values())),
+        )
         environment = '{range .spec.containers[0].env[*]}{.name}={.value}{"\\n"}{end}'
         self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={environment}")
         self.show_condition("Reconciled")
@@ -187,9 +209,7 @@ class Demo:
         self.wait("no pods", lambda: not self.names())
 
     def show_condition(self, kind: str) -> None:
-        reason = (
-            f'{{range .status.conditions[?(@.type=="{kind}")]}}{{.type}}={{.status}} {{.reason}}: {{.message}}{{end}}'
-        )
+        reason = f'{{range .status.conditions[?(@.type=="{kind}")]}}{{.type}}={{.status}} {{.reason}}: {{.message}}{{end}}'
         self.kubectl("get", "milvus", NAME, "-o", f"jsonpath={reason}")
 
     def images(self) -> set[str]:
@@ -203,23 +223,37 @@ class Demo:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour")
+    parser.add_argument(
+        "--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour"
+    )
     wait = parser.parse_args().wait
-    for signum in (signal.SIGTERM, signal.SIGINT):  # a shell's background job starts with SIGINT ignored
+    for signum in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # a shell's background job starts with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
     demo = None
     try:
         commands()  # builds them the first time
         started = time.monotonic()
         with ControlPlane() as plane:
-            show(f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)")
+            show(
+                f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)"
+            )
             try:
                 demo = Demo(plane)
                 demo.tour()
-                show(f"\nThat was the life of a Milvus, in {time.monotonic() - started:.0f} s.", BOLD + GREEN)
+                show(
+                    f"\nThat was the life of a Milvus, in {time.monotonic() - started:.0f} s.",
+                    BOLD + GREEN,
+                )
                 if wait == "yes" or (wait == "auto" and sys.stdin.isatty() and sys.stdout.isatty()):
-                    show("The control plane and the operator stay up until Ctrl-C. In another terminal:\n")
-                    show(f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n")
+                    show(
+                        "The control plane and the operator stay up until Ctrl-C. In another terminal:\n"
+                    )
+                    show(
+                        f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n"
+                    )
                     if plane.kubectl.parent.name != "bin":
                         show(f"  (kubectl is at {plane.kubectl})\n")
                     signal.pause()
@@ -234,7 +268,9 @@ def main() -> int:
         show(f"\nThe demo failed: the control plane can't be started: {error}", BOLD + RED)
     except (Missed, subprocess.SubprocessError) as error:
         show(f"\nThe demo failed in step {demo.number if demo else 0}: {error}", BOLD + RED)
-        show("The lines with 'operator |' are the operator's log. If the machine was busy, run it again.")
+        show(
+            "The lines with 'operator |' are the operator's log. If the machine was busy, run it again."
+        )
     return 1
 
 

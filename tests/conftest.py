@@ -14,8 +14,19 @@ import yaml
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
-from tests.kit import TOP, Clock, Command, Kube, Obj, eventually, new_namespace, new_operator, new_wire, served
-from tests.wire import Wire
+from tests.lib.kit import (
+    TOP,
+    Clock,
+    Command,
+    Kube,
+    Obj,
+    eventually,
+    new_namespace,
+    new_operator,
+    new_wire,
+    served,
+)
+from tests.lib.wire import Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
 for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE", "YES"):
@@ -39,7 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before a worker reports what it collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing of the control plane if a selected test needs it, outside the tests' time limits."""
-    if any(item.get_closest_marker("cluster") for item in session.items) and not session.config.option.collectonly:
+    if (
+        any(item.get_closest_marker("cluster") for item in session.items)
+        and not session.config.option.collectonly
+    ):
         try:
             commands()
         except Unavailable as error:
@@ -66,7 +80,9 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     with ExitStack() as stack:
         try:
             running = os.environ.get("CONTROL_PLANE")
-            plane = ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
+            plane = (
+                ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
+            )
         except Unavailable as error:
             stop(request.session, error)
         kube = Kube(plane, "default")
@@ -107,7 +123,12 @@ def other_crd(kube: Kube) -> Any:
     def replace(crd: Obj) -> None:
         kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
         has_status = "subresources" in crd["spec"]["versions"][0]
-        eventually(lambda: ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1")) == has_status)
+        eventually(
+            lambda: (
+                ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1"))
+                == has_status
+            )
+        )
         time.sleep(1)  # the handler changes after discovery
 
     yield replace
@@ -119,10 +140,15 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
     """Starts the command for the namespace of the test, and kills it after the test."""
     started = []
 
-    def start(*arguments: str, kubeconfig: str | None = "", env: dict[str, str] | None = None) -> Command:
+    def start(
+        *arguments: str, kubeconfig: str | None = "", env: dict[str, str] | None = None
+    ) -> Command:
         if kubeconfig is not None:
             env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
-        if not {"-n", "--namespace", "-A", "--all-namespaces"} & set(arguments) and kubeconfig == "":
+        if (
+            not {"-n", "--namespace", "-A", "--all-namespaces"} & set(arguments)
+            and kubeconfig == ""
+        ):
             arguments = ("-n", kube.ns, *arguments)
         started.append(Command(*arguments, env=env))
         return started[-1]

@@ -15,11 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import milvus_operator as mo
-from tests.kit import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
-from tests.wire import Wire
+from tests.lib.kit import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
+from tests.lib.wire import Wire
 
 LEVELS = (90, 150, 900, 985, 2000, 4000, 8000)
-REASONS = {"Reconciled", "SpecIsText", "NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError"}
+REASONS = {
+    "Reconciled",
+    "SpecIsText",
+    "NameConflict",
+    "QuotaExceeded",
+    "Invalid",
+    "Forbidden",
+    "APIError",
+}
 
 
 def nested(levels: int, start: str = '{"a":', end: str = "}") -> str:
@@ -79,7 +87,11 @@ PODS: dict[str, Any] = {
     "its namespace": {"metadata": {"namespace": "kube-system"}},
     "its owner": {"metadata": {"ownerReferences": []}},
     "its finalizers": {"metadata": {"finalizers": ["never/ends"]}},
-    "its labels": {"metadata": {"labels": dict.fromkeys((mo.NAME_LABEL, mo.INSTANCE_LABEL, mo.MANAGED_BY_LABEL), "x")}},
+    "its labels": {
+        "metadata": {
+            "labels": dict.fromkeys((mo.NAME_LABEL, mo.INSTANCE_LABEL, mo.MANAGED_BY_LABEL), "x")
+        }
+    },
     "its fingerprint": {"metadata": {"annotations": {mo.TEMPLATE_HASH: "0"}}},
     "an invalid label": {"metadata": {"labels": {"no label!": "x"}}},
     "labels that are numbers": {"metadata": {"labels": {"a": 1}}},
@@ -89,21 +101,38 @@ PODS: dict[str, Any] = {
     "text instead of containers": {"spec": {"containers": "milvus"}},
     "containers that are not mappings": {"spec": {"containers": [1, None, "x", []]}},
     "our container twice": {
-        "spec": {"containers": [{"name": "milvus", "env": [{"value": "x"}]}, {"name": "milvus", "env": []}]}
+        "spec": {
+            "containers": [
+                {"name": "milvus", "env": [{"value": "x"}]},
+                {"name": "milvus", "env": []},
+            ]
+        }
     },
     "our container twice, with ports": {
-        "spec": {"containers": [{"name": "milvus", "ports": [{}]}, {"name": "milvus", "ports": [{}]}]}
+        "spec": {
+            "containers": [{"name": "milvus", "ports": [{}]}, {"name": "milvus", "ports": [{}]}]
+        }
     },
     "containers without a name": {"spec": {"containers": [{}, {"name": None}, {"name": {}}]}},
-    "the same container twice": {"spec": {"containers": [{"name": "a", "image": "a"}, {"name": "a", "image": "b"}]}},
+    "the same container twice": {
+        "spec": {"containers": [{"name": "a", "image": "a"}, {"name": "a", "image": "b"}]}
+    },
     "env that is a map": {"spec": {"containers": [{"name": "milvus", "env": {"A": "b"}}]}},
-    "env without names": {"spec": {"containers": [{"name": "milvus", "env": [{}, {"name": 1}, {"name": None}]}]}},
-    "not a quantity": {"spec": {"containers": [{"name": "milvus", "resources": {"requests": {"cpu": "lots"}}}]}},
-    "a huge quantity": {"spec": {"containers": [{"name": "milvus", "resources": {"requests": {"cpu": "9" * 500}}}]}},
+    "env without names": {
+        "spec": {"containers": [{"name": "milvus", "env": [{}, {"name": 1}, {"name": None}]}]}
+    },
+    "not a quantity": {
+        "spec": {"containers": [{"name": "milvus", "resources": {"requests": {"cpu": "lots"}}}]}
+    },
+    "a huge quantity": {
+        "spec": {"containers": [{"name": "milvus", "resources": {"requests": {"cpu": "9" * 500}}}]}
+    },
     "another service account": {"spec": {"serviceAccountName": "nobody"}},
     "a node": {"spec": {"nodeName": "no-such-node"}},
     "a hostPath": {"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}},
-    "privileged": {"spec": {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]}},
+    "privileged": {
+        "spec": {"containers": [{"name": "milvus", "securityContext": {"privileged": True}}]}
+    },
     "a misspelled field": {"spec": {"contianers": []}},
     "null everywhere": {"metadata": None, "spec": None},
     "a restart policy": {"spec": {"restartPolicy": "Never"}},
@@ -139,9 +168,13 @@ def nasty() -> dict[str, str]:
     named |= {what: good | spec for what, spec in SPECS.items()}
     specs = {what: json.dumps(spec) for what, spec in named.items()}
     for levels in LEVELS:
-        specs[f"a pod of {levels} levels"] = f'{{"image": "milvus:1", "pod": {{"spec": {nested(levels)}}}}}'
+        specs[f"a pod of {levels} levels"] = (
+            f'{{"image": "milvus:1", "pod": {{"spec": {nested(levels)}}}}}'
+        )
         lists = nested(levels, "[", "]")
-        specs[f"lists of {levels} levels"] = f'{{"image": "milvus:1", "pod": {{"spec": {{"x": {lists}}}}}}}'
+        specs[f"lists of {levels} levels"] = (
+            f'{{"image": "milvus:1", "pod": {{"spec": {{"x": {lists}}}}}}}'
+        )
     return specs | {"a spec that is a list": "[]", "a spec that is null": "null"}
 
 
@@ -167,7 +200,20 @@ def generated(count: int, seed: int) -> dict[str, str]:
         {},
         [],
     ]
-    keys = ["name", "metadata", "spec", "labels", "containers", "env", "value", "volumes", "image", "size", "a", ""]
+    keys = [
+        "name",
+        "metadata",
+        "spec",
+        "labels",
+        "containers",
+        "env",
+        "value",
+        "volumes",
+        "image",
+        "size",
+        "a",
+        "",
+    ]
 
     def anything(levels: int) -> Any:
         kind = dice.random() if levels else 0
@@ -199,7 +245,9 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     kube: Kube, other_crd: Any, caplog: pytest.LogCaptureFixture, wire: Wire
 ) -> None:
     """With the original CRD and a status subresource, the API server stores almost anything."""
-    crd = original_crd(**{"type": "object", "nullable": True, "x-kubernetes-preserve-unknown-fields": True})
+    crd = original_crd(
+        **{"type": "object", "nullable": True, "x-kubernetes-preserve-unknown-fields": True}
+    )
     version = crd["spec"]["versions"][0]
     version["subresources"] = {"status": {}}
     version["schema"]["openAPIV3Schema"]["x-kubernetes-preserve-unknown-fields"] = True
@@ -233,7 +281,9 @@ def test_six_hundred_bad_specs_get_a_clear_message_and_harm_nobody(
     settle(operator)
     wire.requests.clear()
     make_pass(operator)
-    assert {request.verb for request in wire.requests} == {"GET"}, "refused writes back off; nothing is reported twice"
+    assert {request.verb for request in wire.requests} == {"GET"}, (
+        "refused writes back off; nothing is reported twice"
+    )
     clock.skip(300)
     make_pass(operator)
     assert "POST" in {request.verb for request in wire.requests}, "it is retried after its back-off"
@@ -253,7 +303,16 @@ def peak(kube: Kube) -> int:
     most = 0
     while command.process.poll() is None:
         text = Path(f"/proc/{command.process.pid}/status").read_text()
-        most = max([most, *(int(line.split()[1]) // 1024 for line in text.splitlines() if line.startswith("VmHWM"))])
+        most = max(
+            [
+                most,
+                *(
+                    int(line.split()[1]) // 1024
+                    for line in text.splitlines()
+                    if line.startswith("VmHWM")
+                ),
+            ]
+        )
         time.sleep(0.02)
     assert command.process.returncode == 1
     return most
@@ -265,9 +324,16 @@ def store(kube: Kube, specs: dict[str, str]) -> tuple[dict[str, str], dict[str, 
     stored, refused = {}, {}
     for number, (what, spec) in enumerate(specs.items()):
         name = f"bad-{number}"
-        milvus = {"apiVersion": mo.API_VERSION, "kind": mo.KIND, "metadata": {"name": name}, "spec": "SPEC"}
+        milvus = {
+            "apiVersion": mo.API_VERSION,
+            "kind": mo.KIND,
+            "metadata": {"name": name},
+            "spec": "SPEC",
+        }
         body = json.dumps(milvus).replace('"SPEC"', spec)
-        answer = mo.parse(kube.request("POST", kube.milvuses_path, body=body.encode(errors="surrogatepass")).data)
+        answer = mo.parse(
+            kube.request("POST", kube.milvuses_path, body=body.encode(errors="surrogatepass")).data
+        )
         if answer["kind"] == "Status":
             refused[what] = answer["message"]
         else:
@@ -311,7 +377,13 @@ any_spec = (
 @settings(max_examples=800, derandomize=True, deadline=None, database=None)
 @given(any_spec)
 def test_a_spec_of_any_shape_is_served_or_invalid(spec: Any) -> None:
-    metadata = {"name": "mv", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
+    metadata = {
+        "name": "mv",
+        "namespace": "ns",
+        "uid": "u",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
     milvus = {"metadata": metadata, "spec": spec}
     status = mo.status_of(milvus, [], {}, "now")
     try:
@@ -332,7 +404,13 @@ PIECES = ["hunter2", "hunter2", "a", ": ", "\n", " ", "- ", "? ", ",", "{", "}",
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_messages_about_any_text_never_quote_it(text: str) -> None:
     """The text may contain passwords, and more people can read statuses and events than specs."""
-    metadata = {"name": "mv", "namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
+    metadata = {
+        "name": "mv",
+        "namespace": "ns",
+        "uid": "u",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
     milvus = {"metadata": metadata, "spec": {"image": "milvus:1", "milvusSpec": text}}
     for condition in mo.status_of(milvus, [], {}, "now")["conditions"]:
         assert "hunter2" not in condition["message"]

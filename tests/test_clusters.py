@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kit import (
+from tests.lib.kit import (
     ORIGINAL_MILVUS,
     TOP,
     Kube,
@@ -28,7 +28,9 @@ from tests.kit import (
 )
 
 
-def test_a_refusal_by_pod_security_is_forbidden_with_its_own_message(kube: Kube, operator: mo.Operator) -> None:
+def test_a_refusal_by_pod_security_is_forbidden_with_its_own_message(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
     kube.create()
     make_pass(operator)
@@ -41,11 +43,20 @@ def test_a_refusal_by_pod_security_is_forbidden_with_its_own_message(kube: Kube,
     "asked",
     [
         {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]},
-        {"containers": [{"name": "milvus", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}]},
+        {
+            "containers": [
+                {
+                    "name": "milvus",
+                    "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
+                }
+            ]
+        },
         {"hostNetwork": True},
     ],
 )
-def test_pod_security_limits_what_spec_pod_can_ask_for(kube: Kube, operator: mo.Operator, asked: Obj) -> None:
+def test_pod_security_limits_what_spec_pod_can_ask_for(
+    kube: Kube, operator: mo.Operator, asked: Obj
+) -> None:
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=baseline")
     kube.create()
     rest(operator, kube, "x-0")
@@ -85,14 +96,20 @@ def test_the_original_crd_is_served_and_status_begins_when_it_is_upgraded(
     assert f"milvus {kube.ns}/huge: Invalid: spec.replicas must be" in text
     assert f"milvus {kube.ns}/dotted.name: Invalid: the name must be" in text
     assert f"milvus {kube.ns}/{'l' * 253}: Invalid: the name must be" in text
-    assert text.count("the CRD milvuses.zilliz.com has no status: `kubectl apply -f crd.yaml` adds it") == 1
+    assert (
+        text.count("the CRD milvuses.zilliz.com has no status: `kubectl apply -f crd.yaml` adds it")
+        == 1
+    )
     assert "status" not in kube.get("milvus-crd-test")
     other_crd(yaml.safe_load((TOP / "crd.yaml").read_text()))
     before = kube.uids()
 
     def has_status() -> bool:
         make_pass(operator)
-        reasons = [kube.condition("Reconciled", name).get("reason") for name in ("milvus-crd-test", "negative")]
+        reasons = [
+            kube.condition("Reconciled", name).get("reason")
+            for name in ("milvus-crd-test", "negative")
+        ]
         return reasons == ["SpecIsText", "Invalid"]
 
     eventually(has_status)  # without waiting for a rest to end
@@ -106,9 +123,7 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
     other_crd(original_crd(**{"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
     for depth in (900, 4000, 9900):
         metadata = f'{{"name": "deep-{depth}"}}'
-        body = (
-            f'{{"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {metadata}, "spec": {{"image": "a", "x": '
-        )
+        body = f'{{"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {metadata}, "spec": {{"image": "a", "x": '
         body += '{"a":' * depth + "1" + "}" * depth + "}}"
         kube.kubectl("create", "--raw", kube.milvuses_path, "-f", "-", stdin=body)
     kube.create("y")
@@ -123,9 +138,16 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
 
 @pytest.mark.parametrize("spec", ["text", 7, [], {"image": 3.1}, {"image": ["a"]}, {"image": "a", "replicas": "many"},
                                   {"image": "a", "replicas": 1.5}, {"image": "a", "milvusSpec": {"a": 1}}])  # fmt: skip
-def test_a_spec_of_any_shape_harms_nobody(kube: Kube, other_crd: Any, operator: mo.Operator, spec: Any) -> None:
+def test_a_spec_of_any_shape_harms_nobody(
+    kube: Kube, other_crd: Any, operator: mo.Operator, spec: Any
+) -> None:
     other_crd(original_crd(**{"x-kubernetes-preserve-unknown-fields": True}))
-    body = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": "a"}, "spec": spec}
+    body = {
+        "apiVersion": "zilliz.com/v1",
+        "kind": "Milvus",
+        "metadata": {"name": "a"},
+        "spec": spec,
+    }
     kube.milvuses.create(body=body, namespace=kube.ns, serializer=plain)
     kube.create("b")
     assert not make_pass(operator)

@@ -18,8 +18,8 @@ import pytest
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.kit import TOP, Command, Kube, eventually, http_get, kubeconfig
-from tests.wire import Handler, Wire
+from tests.lib.kit import TOP, Command, Kube, eventually, http_get, kubeconfig
+from tests.lib.wire import Handler, Wire
 
 Start = Callable[..., Command]
 
@@ -42,15 +42,22 @@ def test_an_invalid_value_of_an_option_exits_2(command: Start, option: str, valu
 @pytest.mark.platform
 def test_log_lines_as_json(kube: Kube, command: Start) -> None:
     kube.create()
-    kube.create("bad", milvusSpec="hunter2: {PROXY_PORT: hunter2, a: [{hunter2: hunter2}]}\nproxy.port: hunter2")
+    kube.create(
+        "bad",
+        milvusSpec="hunter2: {PROXY_PORT: hunter2, a: [{hunter2: hunter2}]}\nproxy.port: hunter2",
+    )
     process = command("--once", "--log-format", "json")
     assert process.end() == 1
     lines = [json.loads(line) for line in process.log.splitlines()]
     for line in lines:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"])
         assert line["level"] in ("INFO", "WARNING")
-    told: Any = sorted((line for line in lines if "milvus" in line), key=lambda line: str(line["level"]))
-    assert [{key: line[key] for key in line if key not in ("timestamp", "message")} for line in told] == [
+    told: Any = sorted(
+        (line for line in lines if "milvus" in line), key=lambda line: str(line["level"])
+    )
+    assert [
+        {key: line[key] for key in line if key not in ("timestamp", "message")} for line in told
+    ] == [
         {"level": "INFO", "namespace": kube.ns, "milvus": "x", "pod": "x-0", "reason": "missing"},
         {"level": "WARNING", "namespace": kube.ns, "milvus": "bad", "reason": "Invalid"},
     ]
@@ -86,11 +93,15 @@ def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) ->
     assert kube.names() == ["x-0", "x-1", "x-2"]
     first, *lines = process.log.splitlines()
     server = kube.api.configuration.host
-    assert first.endswith(f"INFO    milvus-operator {mo.__version__} serves namespace {kube.ns} once on {server}")
+    assert first.endswith(
+        f"INFO    milvus-operator {mo.__version__} serves namespace {kube.ns} once on {server}"
+    )
     assert sorted(line.partition("INFO    ")[2] for line in lines[:-1]) == [
         f"created pod {kube.ns}/x-{i}: missing" for i in range(3)
     ]
-    assert re.search(r"pass over 1 Milvus and 0 pods: 3 created, 1 status update\(s\), \d\.\d\d s$", lines[-1])
+    assert re.search(
+        r"pass over 1 Milvus and 0 pods: 3 created, 1 status update\(s\), \d\.\d\d s$", lines[-1]
+    )
 
 
 def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Start) -> None:
@@ -107,7 +118,13 @@ def test_once_exits_1_when_a_milvus_could_not_be_served(kube: Kube, command: Sta
 
 @pytest.mark.parametrize(("changes", "codes", "exits"), [(1, [409, 200], 0), (99, [409] * 5, 1)])
 def test_once_retries_what_changed_meanwhile_but_not_forever(
-    kube: Kube, command: Start, tmp_path: Path, wire: Wire, changes: int, codes: list[int], exits: int
+    kube: Kube,
+    command: Start,
+    tmp_path: Path,
+    wire: Wire,
+    changes: int,
+    codes: list[int],
+    exits: int,
 ) -> None:
     milvus, changed = kube.create(), 0
     kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0))
@@ -120,9 +137,15 @@ def test_once_retries_what_changed_meanwhile_but_not_forever(
         return False
 
     wire.fault = fault
-    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once")
+    process = command(
+        "--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once"
+    )
     assert process.end() == exits, process.log
-    adopted = [request for request in wire.requests if request.verb == "PATCH" and request.path.endswith("/pods/x-0")]
+    adopted = [
+        request
+        for request in wire.requests
+        if request.verb == "PATCH" and request.path.endswith("/pods/x-0")
+    ]
     assert [request.code for request in adopted] == codes
 
 
@@ -162,14 +185,18 @@ def test_the_options_read_the_environment(kube: Kube, command: Start) -> None:
         (" ", "all namespaces"),
     ],
 )
-def test_the_namespaces_of_the_environment(kube: Kube, command: Start, value: str, served: str) -> None:
+def test_the_namespaces_of_the_environment(
+    kube: Kube, command: Start, value: str, served: str
+) -> None:
     env = {"MILVUS_OPERATOR_NAMESPACE": value, "KUBECONFIG": str(kube.plane.kubeconfig())}
     process = command("--once", "--dry-run", env=env, kubeconfig=None)
     process.end()
     assert f"serves {served} once" in process.log
 
 
-def test_a_namespace_of_the_command_line_wins_over_an_empty_variable(kube: Kube, command: Start) -> None:
+def test_a_namespace_of_the_command_line_wins_over_an_empty_variable(
+    kube: Kube, command: Start
+) -> None:
     process = command("--once", env={"MILVUS_OPERATOR_NAMESPACE": ""})
     assert process.end() == 0, process.log
     assert f"serves namespace {kube.ns} once" in process.log
@@ -197,7 +224,9 @@ def test_all_namespaces(kube: Kube, command: Start) -> None:
     assert kube.names() == ["x-0"]
 
 
-def test_the_namespace_of_the_context_is_the_default(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_the_namespace_of_the_context_is_the_default(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     kube.create()
     file = kubeconfig(tmp_path / "config", kube.plane, namespace=kube.ns)
     process = command("--once", "--kubeconfig", file, "--context", "admin", kubeconfig=None)
@@ -277,13 +306,24 @@ def test_no_kubeconfig(command: Start) -> None:
 
 def test_an_unknown_context(command: Start) -> None:
     process = command("--context", "nope", "--once")
-    fails(process, 2, "Expected object with name nope", "`kubectl config get-contexts` shows what is there")
+    fails(
+        process,
+        2,
+        "Expected object with name nope",
+        "`kubectl config get-contexts` shows what is there",
+    )
 
 
-@pytest.mark.parametrize("content", ["", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"])
+@pytest.mark.parametrize(
+    "content", ["", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"]
+)
 def test_a_file_that_is_not_a_kubeconfig(command: Start, tmp_path: Path, content: str) -> None:
     (tmp_path / "config").write_text(content)
-    fails(command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None), 2, f"cannot use {tmp_path}/config: ")
+    fails(
+        command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None),
+        2,
+        f"cannot use {tmp_path}/config: ",
+    )
 
 
 def test_a_kubeconfig_that_may_not_be_read(command: Start, tmp_path: Path) -> None:
@@ -291,7 +331,11 @@ def test_a_kubeconfig_that_may_not_be_read(command: Start, tmp_path: Path) -> No
         (tmp_path / "config").symlink_to(tmp_path / "config")
     else:
         (tmp_path / "config").touch(mode=0)
-    fails(command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None), 2, f"{tmp_path}/config: ")
+    fails(
+        command("--kubeconfig", str(tmp_path / "config"), kubeconfig=None),
+        2,
+        f"{tmp_path}/config: ",
+    )
 
 
 def test_a_kubeconfig_that_is_a_folder(command: Start, tmp_path: Path) -> None:
@@ -322,30 +366,50 @@ def test_an_unreachable_server_is_reported_once_and_retried(
     assert process.log.count("ERROR") == 1, process.log
 
 
-def test_an_unreachable_server_with_once_exits_1(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_an_unreachable_server_with_once_exits_1(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://127.0.0.1:1: Failed to establish a new "
           "connection: [Errno 111] Connection refused")  # fmt: skip
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://no-such-host.invalid")
-    fails(command("--kubeconfig", file, "--once"), 1, "cannot reach https://no-such-host.invalid: Failed to resolve")
+    fails(
+        command("--kubeconfig", file, "--once"),
+        1,
+        "cannot reach https://no-such-host.invalid: Failed to resolve",
+    )
 
 
-def test_a_certificate_for_another_host_is_refused(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_a_certificate_for_another_host_is_refused(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, tls_server_name="somebody.else")
-    fails(command("--kubeconfig", file, "--once"), 1, "certificate verify failed: Hostname mismatch")
+    fails(
+        command("--kubeconfig", file, "--once"), 1, "certificate verify failed: Hostname mismatch"
+    )
 
 
 def test_an_expired_token(kube: Kube, command: Start, tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", kube.plane, token="expired")
-    fails(command("--kubeconfig", file, "--once"), 1, "does not accept the credentials (401): log in again")
+    fails(
+        command("--kubeconfig", file, "--once"),
+        1,
+        "does not accept the credentials (401): log in again",
+    )
 
 
 def test_a_missing_right_names_verb_resource_and_namespace(kube: Kube, command: Start) -> None:
     process = command("--once", "--kubeconfig", str(kube.plane.kubeconfig("nobody")))
-    fails(process, 1, f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator")
+    fails(
+        process,
+        1,
+        f"not allowed to list pods in namespace {kube.ns}: grant this right to the operator",
+    )
 
 
-def test_a_missing_right_to_write_is_reported_once_for_all_objects(kube: Kube, command: Start) -> None:
+def test_a_missing_right_to_write_is_reported_once_for_all_objects(
+    kube: Kube, command: Start
+) -> None:
     kube.kubectl("create", "role", "r", "--verb=list", "--resource=pods,milvuses.zilliz.com")
     kube.kubectl("create", "rolebinding", "r", "--role=r", "--user=nobody")
     for name in "abc":
@@ -368,7 +432,12 @@ def test_a_token_that_is_not_valid_in_a_header_is_not_shown(
 
 @pytest.mark.parametrize(
     "change",
-    [{"certificate_authority_data": "bm9uZQ=="}, {"server": "nonsense"}, {"server": "ftp://x"}, {"server": "https://"}],
+    [
+        {"certificate_authority_data": "bm9uZQ=="},
+        {"server": "nonsense"},
+        {"server": "ftp://x"},
+        {"server": "https://"},
+    ],
 )
 def test_certificates_and_addresses_that_are_malformed(
     kube: Kube, command: Start, tmp_path: Path, change: dict[str, str]
@@ -396,7 +465,9 @@ def test_a_message_of_several_lines_is_one_line_of_the_log() -> None:
     assert json.loads(mo.json_line(record))["message"] == "one\n  two\r\nthree"
 
 
-def test_a_namespace_that_does_not_exist_is_empty_as_for_kubectl(kube: Kube, command: Start) -> None:
+def test_a_namespace_that_does_not_exist_is_empty_as_for_kubectl(
+    kube: Kube, command: Start
+) -> None:
     kube.create()
     process = command("--once", "-n", "nowhere", "-n", kube.ns)
     assert process.end() == 0, process.log
@@ -410,13 +481,21 @@ def test_a_namespace_that_does_not_exist_is_empty_as_for_kubectl(kube: Kube, com
         (lambda h: h.answer(200, b"<html>welcome</html>", "text/html"), "the answer is not JSON"),
         (lambda h: h.answer(200, b'{"kind": "Status"}'), "the answer is not a list"),
         (lambda h: h.answer(200, b'{"kind": "PodList", "items": [{'), "the answer is not JSON"),
-        (lambda h: h.answer(502, b"<html>bad gateway</html>", "text/html"), "HTTP 502: Bad Gateway"),
+        (
+            lambda h: h.answer(502, b"<html>bad gateway</html>", "text/html"),
+            "HTTP 502: Bad Gateway",
+        ),
         (lambda h: h.answer(410, b'{"kind": "Status", "message": "too old"}'), "HTTP 410: too old"),
         (lambda h: time.sleep(2), "no answer within 1 s"),
     ],
 )
 def test_a_list_that_failed_is_not_an_empty_list(
-    kube: Kube, command: Start, tmp_path: Path, wire: Wire, answer: Callable[[Any], None], message: str
+    kube: Kube,
+    command: Start,
+    tmp_path: Path,
+    wire: Wire,
+    answer: Callable[[Any], None],
+    message: str,
 ) -> None:
     kube.create(replicas=2)
     assert command("--once").end() == 0
@@ -452,7 +531,9 @@ def test_each_pass_asks_once(kube: Kube, command: Start, tmp_path: Path, wire: W
     assert asked == 1
 
 
-def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_a_long_burst_shows_its_progress(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire
+) -> None:
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if verb == "POST":
             time.sleep(1)
@@ -461,15 +542,22 @@ def test_a_long_burst_shows_its_progress(kube: Kube, command: Start, tmp_path: P
     wire.fault = fault
     kube.create(replicas=8)
     process = command(
-        "--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--once", "--workers", "1"
+        "--kubeconfig",
+        kubeconfig(tmp_path / "config", kube.plane, server=wire.url),
+        "--once",
+        "--workers",
+        "1",
     )
-    assert re.search(r"in progress: \d created so far, 1 Milvus left", process.says("in progress: "))
+    assert re.search(
+        r"in progress: \d created so far, 1 Milvus left", process.says("in progress: ")
+    )
     assert process.end() == 0
     assert len(kube.names()) == 8, "however long it takes"
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")]
+    ("code", "reason"),
+    [(429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")],
 )
 def test_a_server_that_is_busy_is_asked_again_in_the_next_pass(
     kube: Kube, command: Start, tmp_path: Path, wire: Wire, code: int, reason: str
@@ -481,14 +569,22 @@ def test_a_server_that_is_busy_is_asked_again_in_the_next_pass(
         if verb == "POST" and refused < 2:
             refused += 1
             handler.answer(
-                code, json.dumps({"kind": "Status", "reason": reason, "message": "not now", "code": code}).encode()
+                code,
+                json.dumps(
+                    {"kind": "Status", "reason": reason, "message": "not now", "code": code}
+                ).encode(),
             )
             return True
         return False
 
     wire.fault = fault
     kube.create()
-    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.5")
+    process = command(
+        "--kubeconfig",
+        kubeconfig(tmp_path / "config", kube.plane, server=wire.url),
+        "--interval",
+        "0.5",
+    )
     process.says(f"WARNING milvus {kube.ns}/x: APIError: not now")
     kube.ready("x-0")
     process.says(f"INFO    milvus {kube.ns}/x: Reconciled: no longer APIError")
@@ -512,14 +608,21 @@ def test_a_create_whose_answer_is_lost_makes_no_second_pod(
 
     wire.fault = fault
     kube.create()
-    process = command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.5")
+    process = command(
+        "--kubeconfig",
+        kubeconfig(tmp_path / "config", kube.plane, server=wire.url),
+        "--interval",
+        "0.5",
+    )
     kube.ready("x-0")
     eventually(lambda: kube.condition("Ready").get("status") == "True")
     assert process.stop() == 0
     assert lost == 1
 
 
-def test_a_create_that_hangs_delays_no_other_pod(kube: Kube, command: Start, tmp_path: Path, wire: Wire) -> None:
+def test_a_create_that_hangs_delays_no_other_pod(
+    kube: Kube, command: Start, tmp_path: Path, wire: Wire
+) -> None:
     hanging = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -544,6 +647,8 @@ def test_a_create_that_hangs_delays_no_other_pod(kube: Kube, command: Start, tmp
 
 def test_the_package_is_one_module_that_imports_without_a_cluster() -> None:
     code = "import milvus_operator, sys; print(callable(milvus_operator.milvuses), callable(milvus_operator.pods))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, env=dict(os.environ)
+    )
     assert done.stdout == "True True\n"
     assert isinstance(mo.main, click.Command)

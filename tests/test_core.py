@@ -14,25 +14,48 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **extra: Any) -> Obj:
-    metadata = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "generation": 1, "resourceVersion": "1"}
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"uid-of-{name}",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
     return {"metadata": metadata, "spec": {"image": image, "replicas": replicas} | extra}
 
 
-def pod(name: str, *state: str, owner: str | None = "uid-of-x", image: str = "milvus:1", **status: Any) -> Obj:
+def pod(
+    name: str, *state: str, owner: str | None = "uid-of-x", image: str = "milvus:1", **status: Any
+) -> Obj:
     """A pod of x; `state` is any of ready, ending, failed, unlabelled."""
     start, _, ordinal = name.rpartition("-")
     labels = mo.pod_labels(milvus(name=start), int(ordinal)) if ordinal.isdecimal() else {}
-    metadata: Obj = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "resourceVersion": "1"}
+    metadata: Obj = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"uid-of-{name}",
+        "resourceVersion": "1",
+    }
     metadata["labels"] = {} if "unlabelled" in state else labels
     metadata["annotations"] = {mo.TEMPLATE_HASH: mo.template_hash(milvus(image=image))}
     if owner:
         metadata["ownerReferences"] = [
-            {"apiVersion": mo.API_VERSION, "kind": "Milvus", "name": start, "uid": owner, "controller": True}
+            {
+                "apiVersion": mo.API_VERSION,
+                "kind": "Milvus",
+                "name": start,
+                "uid": owner,
+                "controller": True,
+            }
         ]
     if "ending" in state:
         metadata["deletionTimestamp"] = NOW
-    status["phase"] = "Failed" if "failed" in state else "Running" if "ready" in state else "Pending"
-    status.setdefault("conditions", [{"type": "Ready", "status": "True" if "ready" in state else "False"}])
+    status["phase"] = (
+        "Failed" if "failed" in state else "Running" if "ready" in state else "Pending"
+    )
+    status.setdefault(
+        "conditions", [{"type": "Ready", "status": "True" if "ready" in state else "False"}]
+    )
     return {"metadata": metadata, "status": status}
 
 
@@ -45,8 +68,13 @@ def actions(milvus: Obj, *pods: Obj, **limits: Any) -> list[str]:
 
 def said(milvus: Obj, pods: list[Obj], **problems: mo.Words) -> dict[str, tuple[str, str, str]]:
     """Status, reason and message of each condition; `problems` is by verb, or by pod with _ for -."""
-    found = mo.status_of(milvus, pods, {key.replace("_", "-"): problems[key] for key in problems}, NOW)["conditions"]
-    return {condition["type"]: (condition["status"], condition["reason"], condition["message"]) for condition in found}
+    found = mo.status_of(
+        milvus, pods, {key.replace("_", "-"): problems[key] for key in problems}, NOW
+    )["conditions"]
+    return {
+        condition["type"]: (condition["status"], condition["reason"], condition["message"])
+        for condition in found
+    }
 
 
 def deep(levels: int) -> Any:
@@ -66,7 +94,11 @@ def deep_lists(levels: int) -> Any:
 READY = [pod(f"x-{i}", "ready") for i in range(3)]
 OLD = [pod(f"x-{i}", "ready", image="milvus:0") for i in range(3)]
 STRANGER = pod("x-1", "ready", owner="uid-of-somebody")
-STRANGER["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web"}
+STRANGER["metadata"]["ownerReferences"][0] |= {
+    "apiVersion": "apps/v1",
+    "kind": "ReplicaSet",
+    "name": "web",
+}
 LEAVING = pod("x-1", "ready", owner="uid-of-an-earlier-x")
 ORPHAN = pod("x-1", "ready", owner=None)
 BARE = pod("x-2", "ready")
@@ -92,12 +124,27 @@ def unscheduled(name: str, because: str) -> Obj:
         ("all there", 3, READY, []),
         ("none wanted", 0, [], []),
         ("one missing", 3, [READY[0], READY[2]], ["create x-1"]),
-        ("surplus pods are deleted from the highest ordinal", 1, READY, ["delete x-2", "delete x-1"]),
-        ("surplus pods that have failed are deleted, too", 0, [pod("x-0", "failed")], ["delete x-0"]),
+        (
+            "surplus pods are deleted from the highest ordinal",
+            1,
+            READY,
+            ["delete x-2", "delete x-1"],
+        ),
+        (
+            "surplus pods that have failed are deleted, too",
+            0,
+            [pod("x-0", "failed")],
+            ["delete x-0"],
+        ),
         ("a surplus pod that is ending needs nothing", 2, [*READY[:2], pod("x-2", "ending")], []),
         ("an ending pod is waited for", 2, [READY[0], pod("x-1", "ending")], []),
         ("a failed pod is deleted first", 1, [pod("x-0", "failed")], ["delete x-0"]),
-        ("a succeeded pod is deleted, too", 1, [pod("x-0") | {"status": {"phase": "Succeeded"}}], ["delete x-0"]),
+        (
+            "a succeeded pod is deleted, too",
+            1,
+            [pod("x-0") | {"status": {"phase": "Succeeded"}}],
+            ["delete x-0"],
+        ),
         ("a failed pod that is ending is waited for", 1, [pod("x-0", "failed", "ending")], []),
         ("an ending pod needs no labels", 1, [pod("x-0", "ending", "unlabelled")], []),
         (
@@ -110,21 +157,78 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a stranger with an unwanted ordinal is left alone", 1, [READY[0], STRANGER], []),
         ("a pod of an earlier x is waited for", 3, [READY[0], LEAVING], ["create x-2"]),
         ("an orphan is adopted", 3, [READY[0], ORPHAN, READY[2]], ["adopt x-1"]),
-        ("an orphan without its index is adopted", 3, [READY[0], ORPHAN_WITHOUT_INDEX, READY[2]], ["adopt x-1"]),
-        ("an orphan with our labels and another name is left alone", 1, [READY[0], ANOTHER_NAME], []),
-        ("a surplus orphan is adopted, and deleted after that", 1, [READY[0], ORPHAN], ["adopt x-1"]),
-        ("an owner that is not the controller does not count", 3, [READY[0], LOOSE, READY[2]], ["adopt x-1"]),
+        (
+            "an orphan without its index is adopted",
+            3,
+            [READY[0], ORPHAN_WITHOUT_INDEX, READY[2]],
+            ["adopt x-1"],
+        ),
+        (
+            "an orphan with our labels and another name is left alone",
+            1,
+            [READY[0], ANOTHER_NAME],
+            [],
+        ),
+        (
+            "a surplus orphan is adopted, and deleted after that",
+            1,
+            [READY[0], ORPHAN],
+            ["adopt x-1"],
+        ),
+        (
+            "an owner that is not the controller does not count",
+            3,
+            [READY[0], LOOSE, READY[2]],
+            ["adopt x-1"],
+        ),
         ("an ending orphan is waited for", 2, [READY[0], pod("x-1", "ending", owner=None)], []),
-        ("a pod without labels gets them back", 1, [pod("x-0", "ready", "unlabelled")], ["label x-0"]),
-        ("a pod whose claim is gone gets it back", 1, [unscheduled("x-0", '"data-x-0" not found')], ["claim x-0"]),
-        ("and if its claim is ending", 1, [unscheduled("x-0", '"data-x-0" is being deleted')], ["claim x-0"]),
-        ("a claim of another name is the user's own", 1, [unscheduled("x-0", '"my-data-x-0" not found')], []),
-        ("a claim that waits for its volume exists", 1, [unscheduled("x-0", '"data-x-0" bound to no volume')], []),
-        ("a pod without our owner or labels is a stranger", 1, [pod("x-0", "ready", "unlabelled", owner=None)], []),
-        ("names that are not made from ours are not ours", 0, [pod("x-y-0"), pod("x-01"), pod("x-y")], []),
+        (
+            "a pod without labels gets them back",
+            1,
+            [pod("x-0", "ready", "unlabelled")],
+            ["label x-0"],
+        ),
+        (
+            "a pod whose claim is gone gets it back",
+            1,
+            [unscheduled("x-0", '"data-x-0" not found')],
+            ["claim x-0"],
+        ),
+        (
+            "and if its claim is ending",
+            1,
+            [unscheduled("x-0", '"data-x-0" is being deleted')],
+            ["claim x-0"],
+        ),
+        (
+            "a claim of another name is the user's own",
+            1,
+            [unscheduled("x-0", '"my-data-x-0" not found')],
+            [],
+        ),
+        (
+            "a claim that waits for its volume exists",
+            1,
+            [unscheduled("x-0", '"data-x-0" bound to no volume')],
+            [],
+        ),
+        (
+            "a pod without our owner or labels is a stranger",
+            1,
+            [pod("x-0", "ready", "unlabelled", owner=None)],
+            [],
+        ),
+        (
+            "names that are not made from ours are not ours",
+            0,
+            [pod("x-y-0"), pod("x-01"), pod("x-y")],
+            [],
+        ),
     ],
 )
-def test_the_expected_actions(what: str, replicas: int, pods: list[Obj], expected: list[str]) -> None:
+def test_the_expected_actions(
+    what: str, replicas: int, pods: list[Obj], expected: list[str]
+) -> None:
     assert actions(milvus(replicas), *pods) == expected, what
     assert sorted(actions(milvus(replicas), *reversed(pods))) == sorted(expected), (
         "the order of the list must not matter"
@@ -173,17 +277,33 @@ ANOTHER["metadata"]["ownerReferences"][0]["name"] = "y"
     [
         ("another owner's", 3, STRANGER, "belongs to ReplicaSet web"),
         ("another Milvus's", 3, ANOTHER, "belongs to Milvus y"),
-        ("one without an owner", 3, pod("x-1", "unlabelled", owner=None), "belongs to somebody else"),
-        ("one without an owner and labels", 3, {"metadata": {"name": "x-1"}}, "belongs to somebody else"),
+        (
+            "one without an owner",
+            3,
+            pod("x-1", "unlabelled", owner=None),
+            "belongs to somebody else",
+        ),
+        (
+            "one without an owner and labels",
+            3,
+            {"metadata": {"name": "x-1"}},
+            "belongs to somebody else",
+        ),
         ("one with an unwanted ordinal", 1, STRANGER, None),
         ("one of an earlier x, which will be gone soon", 3, LEAVING, None),
         ("one that is ending", 3, pod("x-1", "ending", "unlabelled", owner=None), None),
         ("an orphan, which is adopted", 3, ORPHAN, None),
     ],
 )
-def test_a_stranger_under_a_wanted_name_is_a_conflict(what: str, replicas: int, there: Obj, whose: str | None) -> None:
+def test_a_stranger_under_a_wanted_name_is_a_conflict(
+    what: str, replicas: int, there: Obj, whose: str | None
+) -> None:
     advice = "delete that pod (this is noticed within 5 minutes) or use another name for the Milvus"
-    told = {"x-1": mo.Words("NameConflict", f"pod x-1 {whose} and is left alone: {advice}")} if whose else {}
+    told = (
+        {"x-1": mo.Words("NameConflict", f"pod x-1 {whose} and is left alone: {advice}")}
+        if whose
+        else {}
+    )
     assert mo.strangers(milvus(replicas), [there]) == told, what
 
 
@@ -195,9 +315,14 @@ def test_only_the_delete_of_a_ready_pod_disrupts() -> None:
 
 def test_no_pod_is_deleted_for_a_template_that_was_not_vetted() -> None:
     assert actions(milvus(3), *OLD, vetted=False) == ["vet x-2"]
-    assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == ["vet x-0", "create x-1"]
+    assert actions(milvus(2), pod("x-0", "failed", image="milvus:0"), vetted=False) == [
+        "vet x-0",
+        "create x-1",
+    ]
     assert actions(milvus(3), *READY, vetted=False) == []
-    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], "it has the current template"
+    assert actions(milvus(1), pod("x-0", "failed"), vetted=False) == ["delete x-0"], (
+        "it has the current template"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,10 +375,17 @@ def test_a_ready_pod_that_may_not_be_disrupted_is_not_deleted(
         ("only the announced one while it exists", "uid-of-x-0", True, {"uid-of-x-0"}),
         ("none from a list that is older than the Milvus", "", False, set()),
         ("none from an old list without the announced one", "uid-of-x-9", False, set()),
-        ("none from an old list, which may hide more than the announced one", "uid-of-x-0", False, set()),
+        (
+            "none from an old list, which may hide more than the announced one",
+            "uid-of-x-0",
+            False,
+            set(),
+        ),
     ],
 )
-def test_which_pods_may_be_disrupted(what: str, announced: str, newer: bool, expected: set[str]) -> None:
+def test_which_pods_may_be_disrupted(
+    what: str, announced: str, newer: bool, expected: set[str]
+) -> None:
     assert mo.disruptable([*OLD[:2], pod("x-2", "ending")], announced, newer) == expected, what
 
 
@@ -287,7 +419,9 @@ def test_text_that_is_not_a_mapping_is_reported() -> None:
 
 def test_a_failed_pod_waits_for_the_back_off() -> None:
     assert actions(milvus(1), pod("x-0", "failed"), replace=False) == []
-    assert actions(milvus(1), pod("x-0", "failed", image="milvus:0"), replace=False) == ["delete x-0"]
+    assert actions(milvus(1), pod("x-0", "failed", image="milvus:0"), replace=False) == [
+        "delete x-0"
+    ]
 
 
 def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
@@ -298,8 +432,13 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
     assert mo.template_hash(milvus(milvusSpec="a: b")) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(pod={"spec": {}})) != mo.template_hash(milvus())
     assert mo.template_hash(milvus(storage={"size": "1Gi"})) == mo.template_hash(milvus())
-    there, back = {"metadata": {}, "spec": {"a": 1, "b": 2}}, {"spec": {"b": 2, "a": 1}, "metadata": {}}
-    assert mo.template_hash(milvus(pod=there)) == mo.template_hash(milvus(pod=back)), "keys in any order"
+    there, back = (
+        {"metadata": {}, "spec": {"a": 1, "b": 2}},
+        {"spec": {"b": 2, "a": 1}, "metadata": {}},
+    )
+    assert mo.template_hash(milvus(pod=there)) == mo.template_hash(milvus(pod=back)), (
+        "keys in any order"
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +454,10 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         (milvus(milvusSpec={"a": 1}), "spec.milvusSpec must be a string"),
         (milvus(milvusSpec=["a"]), "spec.milvusSpec must be a string"),
         (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 1: not valid YAML"),
-        (milvus(milvusSpec="a: 1\n\0: 2"), "spec.milvusSpec, line 2: a character that YAML does not allow"),
+        (
+            milvus(milvusSpec="a: 1\n\0: 2"),
+            "spec.milvusSpec, line 2: a character that YAML does not allow",
+        ),
         (
             milvus(milvusSpec="a: [{b: c}]"),
             "spec.milvusSpec, line 1: a list may hold only scalars, not mappings or lists",
@@ -325,8 +467,14 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         (milvus(pod={"spec": deep_lists(100)}), "spec.pod is nested more than 100 levels deep"),
         (milvus(pod=deep(100_000)), "spec.pod is nested more than 100 levels deep"),
         (milvus(storage=5), "spec.storage must be a mapping"),
-        (milvus(name="a.b"), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
-        (milvus(name="a" * 53), "the name must be a DNS label of at most 52 characters: pod names are made from it"),
+        (
+            milvus(name="a.b"),
+            "the name must be a DNS label of at most 52 characters: pod names are made from it",
+        ),
+        (
+            milvus(name="a" * 53),
+            "the name must be a DNS label of at most 52 characters: pod names are made from it",
+        ),
         (milvus() | {"spec": "text"}, "spec.image must be the name of an image"),
         ({"metadata": milvus()["metadata"]}, "spec.image must be the name of an image"),
     ],
@@ -338,7 +486,11 @@ def test_a_spec_that_cannot_be_served_says_why(broken: Obj, message: str) -> Non
             decision(broken, READY)
         assert str(error.value) == message
     no = ("False", "Invalid", message)
-    assert said(broken, READY) == {"Ready": no, "Reconciled": no, "Stalled": ("True", "Invalid", message)}
+    assert said(broken, READY) == {
+        "Ready": no,
+        "Reconciled": no,
+        "Stalled": ("True", "Invalid", message),
+    }
 
 
 @pytest.mark.parametrize(
@@ -357,12 +509,18 @@ def test_a_spec_at_its_limits_is_served(what: str, served: Obj, pods: int) -> No
 
 def test_the_status_of_an_invalid_milvus_still_lists_its_pods() -> None:
     status = mo.status_of(milvus(image=None), READY, {}, NOW)
-    assert (status["replicas"], status["readyReplicas"], status["pods"]) == (3, 3, ["x-0", "x-1", "x-2"])
+    assert (status["replicas"], status["readyReplicas"], status["pods"]) == (
+        3,
+        3,
+        ["x-0", "x-1", "x-2"],
+    )
 
 
 def test_the_status_of_a_served_milvus() -> None:
     conditions = [{"type": "Ready", "status": "True"}, {"type": "Reconciled", "status": "False"}]
-    before = milvus(2) | {"status": {"conditions": [one | {"lastTransitionTime": "then"} for one in conditions]}}
+    before = milvus(2) | {
+        "status": {"conditions": [one | {"lastTransitionTime": "then"} for one in conditions]}
+    }
     assert mo.status_of(before, [READY[1], READY[0]], {}, NOW) == {
         "observedGeneration": 1,
         "replicas": 2,
@@ -381,12 +539,16 @@ def test_the_status_of_a_served_milvus() -> None:
 
 
 def waiting(reason: str, message: str = "") -> Obj:
-    return pod("x-1", containerStatuses=[{"state": {"waiting": {"reason": reason, "message": message}}}])
+    return pod(
+        "x-1", containerStatuses=[{"state": {"waiting": {"reason": reason, "message": message}}}]
+    )
 
 
 def starting(init: Obj, reason: str) -> Obj:
     return pod(
-        "x-1", initContainerStatuses=[{"state": init}], containerStatuses=[{"state": {"waiting": {"reason": reason}}}]
+        "x-1",
+        initContainerStatuses=[{"state": init}],
+        containerStatuses=[{"state": {"waiting": {"reason": reason}}}],
     )
 
 
@@ -426,7 +588,11 @@ def starting(init: Obj, reason: str) -> Obj:
 )  # fmt: skip
 def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
     pods = [READY[0], *([there] if there else [])]
-    assert said(milvus(2), pods)["Ready"] == ("False", reason, f"1 of 2 pods are ready and up to date; {message}")
+    assert said(milvus(2), pods)["Ready"] == (
+        "False",
+        reason,
+        f"1 of 2 pods are ready and up to date; {message}",
+    )
 
 
 def test_a_real_problem_is_shown_before_one_that_will_pass() -> None:
@@ -436,34 +602,62 @@ def test_a_real_problem_is_shown_before_one_that_will_pass() -> None:
 
 @pytest.mark.parametrize("key", ["create", "x_1"])
 def test_a_refusal_is_reported_in_both_conditions(key: str) -> None:
-    conditions = said(milvus(2), [READY[0]], **{key: mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")})
-    assert conditions["Reconciled"] == ("False", "QuotaExceeded", "pods is forbidden: exceeded quota")
+    conditions = said(
+        milvus(2),
+        [READY[0]],
+        **{key: mo.Words("QuotaExceeded", "pods is forbidden: exceeded quota")},
+    )
+    assert conditions["Reconciled"] == (
+        "False",
+        "QuotaExceeded",
+        "pods is forbidden: exceeded quota",
+    )
     assert conditions["Ready"][:2] == ("False", "QuotaExceeded")
-    assert conditions["Ready"][2].endswith("x-1: QuotaExceeded"), "two copies may have different messages"
+    assert conditions["Ready"][2].endswith("x-1: QuotaExceeded"), (
+        "two copies may have different messages"
+    )
 
 
 @pytest.mark.parametrize("key", ["vet", "x_2"])
 def test_a_refused_template_is_not_reported_as_updating(key: str) -> None:
-    conditions = said(milvus(3), OLD, **{key: mo.Words("Invalid", "cpu: must be less than the limit")})
+    conditions = said(
+        milvus(3), OLD, **{key: mo.Words("Invalid", "cpu: must be less than the limit")}
+    )
     message = "0 of 3 pods are ready and up to date; x-2: Invalid"
-    assert conditions["Ready"] == ("False", "Invalid", message.replace("x-2", "x-0" if key == "vet" else "x-2"))
+    assert conditions["Ready"] == (
+        "False",
+        "Invalid",
+        message.replace("x-2", "x-0" if key == "vet" else "x-2"),
+    )
     assert conditions["Reconciled"] == ("False", "Invalid", "cpu: must be less than the limit")
 
 
 @pytest.mark.parametrize(
     ("reason", "stalled"),
-    [("Invalid", True), ("NameConflict", True), ("Forbidden", True), ("QuotaExceeded", True), ("APIError", False)],
+    [
+        ("Invalid", True),
+        ("NameConflict", True),
+        ("Forbidden", True),
+        ("QuotaExceeded", True),
+        ("APIError", False),
+    ],
 )
 def test_stalled_is_present_while_somebody_has_to_act(reason: str, stalled: bool) -> None:
     conditions = said(milvus(2), [READY[0]], x_1=mo.Words(reason, "why"))
     assert conditions["Reconciled"] == ("False", reason, "why")
     assert conditions.get("Stalled") == (("True", reason, "why") if stalled else None)
-    before = milvus(2) | {"status": mo.status_of(milvus(2), [READY[0]], {"x-1": mo.Words(reason, "why")}, NOW)}
-    assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, "absent as soon as the problem is resolved"
+    before = milvus(2) | {
+        "status": mo.status_of(milvus(2), [READY[0]], {"x-1": mo.Words(reason, "why")}, NOW)
+    }
+    assert said(before, READY[:2]).keys() == {"Ready", "Reconciled"}, (
+        "absent as soon as the problem is resolved"
+    )
 
 
 def test_a_claim_that_is_ending_is_waited_for_and_is_not_a_refusal() -> None:
-    conditions = said(milvus(1), [], x_0=mo.Words("ClaimTerminating", "claim data-x-0 is being deleted"))
+    conditions = said(
+        milvus(1), [], x_0=mo.Words("ClaimTerminating", "claim data-x-0 is being deleted")
+    )
     assert conditions["Ready"][:2] == ("False", "ClaimTerminating")
     assert conditions["Ready"][2].endswith("x-0: claim data-x-0 is being deleted")
     assert conditions["Reconciled"][:2] == ("True", "Reconciled")
@@ -489,7 +683,9 @@ def test_the_message_of_a_refusal_stays_while_its_reason_does(
     status = mo.status_of(milvus(2), [], {"x-0": mo.Words(before, "used: 3")}, NOW)
     now = milvus(2) | {"status": status}
     now["metadata"]["generation"] = generation
-    conditions = mo.status_of(now, [READY[1]], {"x-0": mo.Words(reason, "used: 4")}, NOW)["conditions"]
+    conditions = mo.status_of(now, [READY[1]], {"x-0": mo.Words(reason, "used: 4")}, NOW)[
+        "conditions"
+    ]
     assert conditions[0]["message"] == f"1 of 2 pods are ready and up to date; x-0: {reason}"
     assert conditions[1]["message"] == expected
 
@@ -505,7 +701,9 @@ def test_of_several_refusals_the_same_one_is_reported_in_any_order(order: tuple[
 
 
 def test_status_counts_pods_that_exist_and_are_not_ending() -> None:
-    status = mo.status_of(milvus(3), [READY[0], pod("x-1", "failed", "ready"), pod("x-2", "ending")], {}, NOW)
+    status = mo.status_of(
+        milvus(3), [READY[0], pod("x-1", "failed", "ready"), pod("x-2", "ending")], {}, NOW
+    )
     assert (status["replicas"], status["readyReplicas"], status["pods"]) == (2, 1, ["x-0", "x-1"])
 
 
@@ -559,13 +757,21 @@ def test_an_event_is_about_its_milvus() -> None:
         (0, "a lone \ud800", "a lone ?"),
     ],
 )
-def test_the_note_of_an_event_names_ten_pods_and_has_1024_bytes(pods: int, message: str, note: str) -> None:
+def test_the_note_of_an_event_names_ten_pods_and_has_1024_bytes(
+    pods: int, message: str, note: str
+) -> None:
     assert event([f"x-{number}" for number in range(pods)], message)["note"] == note
 
 
 @pytest.mark.platform
 def test_json_is_cut_where_it_is_nested_too_deeply() -> None:
-    deep = b'{"items":[{"a":' + b'{"b":[' * 5000 + b"1" + b"]}" * 5000 + b',"c":"]}\\"{"},{"d":[1,{"e":null}]}]}'
+    deep = (
+        b'{"items":[{"a":'
+        + b'{"b":[' * 5000
+        + b"1"
+        + b"]}" * 5000
+        + b',"c":"]}\\"{"},{"d":[1,{"e":null}]}]}'
+    )
     first, second = mo.parse(mo.shallow(deep))["items"]
     assert (first["c"], second) == (']}"{', {"d": [1, {"e": None}]})
     assert mo.parse(deep)["items"][1] == second

@@ -26,8 +26,8 @@ from kubernetes.config import incluster_config
 
 import milvus_operator as mo
 from local.controlplane import new_key
-from tests.kit import Clock, Command, Kube, client, eventually, make_pass, operator_of
-from tests.wire import Wire
+from tests.lib.kit import Clock, Command, Kube, client, eventually, make_pass, operator_of
+from tests.lib.wire import Wire
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
@@ -46,7 +46,9 @@ def login(path: Path, kube: Kube, user: Obj | None = None, **cluster: Any) -> st
     """A kubeconfig with this user, and these changes to the cluster."""
     content = content_of(kube)
     content["users"][0]["user"] = content["users"][0]["user"] if user is None else user
-    content["clusters"][0]["cluster"] |= {key.replace("_", "-"): value for key, value in cluster.items()}
+    content["clusters"][0]["cluster"] |= {
+        key.replace("_", "-"): value for key, value in cluster.items()
+    }
     path.write_text(yaml.safe_dump(content))
     return str(path)
 
@@ -65,7 +67,11 @@ def new_account(kube: Kube) -> str:
 def rights(kube: Kube) -> None:
     """The service account may do everything in its namespace."""
     kube.kubectl(
-        "create", "rolebinding", "operator", "--clusterrole=cluster-admin", f"--serviceaccount={kube.ns}:operator"
+        "create",
+        "rolebinding",
+        "operator",
+        "--clusterrole=cluster-admin",
+        f"--serviceaccount={kube.ns}:operator",
     )
 
 
@@ -103,7 +109,9 @@ def test_a_token_that_is_revoked_is_replaced_by_the_next_one_in_its_file(
     kube.create("x")
     kube.ready("x-0")
     token = new_account(kube)
-    process.says("does not accept the credentials (401): log in again, or renew the token in the kubeconfig")
+    process.says(
+        "does not accept the credentials (401): log in again, or renew the token in the kubeconfig"
+    )
     (tmp_path / "token").write_text(token)
     kube.create("y")
     kube.ready("x-0", "y-0")
@@ -135,7 +143,9 @@ def test_in_a_pod_it_follows_a_rotated_token(
 
     def passes_with(token: str) -> bool:
         wire.requests.clear()
-        return make_pass(operator) and {request.credentials.split()[1] for request in wire.requests} == {token}
+        return make_pass(operator) and {
+            request.credentials.split()[1] for request in wire.requests
+        } == {token}
 
     assert passes_with(first)
     (tmp_path / "token").write_text(second := kube.kubectl("create", "token", "operator").strip())
@@ -176,7 +186,11 @@ exit 1
 
     def prints(self, **status: str) -> None:
         """From now on, it succeeds and prints this."""
-        credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+        credential = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": status,
+        }
         (self.folder / "new").write_text(json.dumps(credential))
         (self.folder / "new").rename(self.folder / "credential")
 
@@ -200,7 +214,9 @@ def test_a_plugin_runs_once_a_minute_and_its_credentials_are_used(
     kube: Kube, wire: Wire, clock: Clock, rights: None, plugin: Plugin, tmp_path: Path
 ) -> None:
     plugin.prints(token=admins_token(kube), expirationTimestamp="2020-01-01T00:00:00Z")
-    operator = operator_of(login(tmp_path / "config", kube, plugin.user(), server=wire.url), kube, clock)
+    operator = operator_of(
+        login(tmp_path / "config", kube, plugin.user(), server=wire.url), kube, clock
+    )
     kube.create(replicas=20)
     for _ in range(10):
         assert make_pass(operator)
@@ -227,7 +243,11 @@ def test_a_plugin_that_fails_does_no_harm_while_the_last_token_is_valid(
         clock.skip(60)
     assert plugin.calls == 3
     assert kube.names() == ["a-0", "b-0", "c-0"]
-    assert not [record for record in caplog.records if record.name == "milvus_operator" and record.levelname == "ERROR"]
+    assert not [
+        record
+        for record in caplog.records
+        if record.name == "milvus_operator" and record.levelname == "ERROR"
+    ]
 
 
 def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
@@ -235,7 +255,9 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
 ) -> None:
     file = login(tmp_path / "config", kube, plugin.user())
     namespaces = ("-n", kube.ns, "-n", "kube-public", "-n", "kube-node-lease")
-    process = command("--kubeconfig", file, *namespaces, "--interval", "0.5", "-v", "--log-format", "json")
+    process = command(
+        "--kubeconfig", file, *namespaces, "--interval", "0.5", "-v", "--log-format", "json"
+    )
     line = json.loads(process.says('"level": "ERROR"'))
     assert "does not accept the credentials (401): exec: process returned 1. " in line["message"]
     assert line["message"].endswith('no luck today "or" tomorrow')
@@ -256,7 +278,11 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
 
 
 def test_a_missing_plugin_is_named_on_one_line(kube: Kube, command: Start, tmp_path: Path) -> None:
-    run = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "/no/such/plugin"}
+    run = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "interactiveMode": "Never",
+        "command": "/no/such/plugin",
+    }
     process = command("--kubeconfig", login(tmp_path / "config", kube, {"exec": run}), "--once")
     assert process.end() == 1
     assert "Traceback" not in process.log
@@ -307,7 +333,9 @@ def test_a_client_certificate_that_has_expired_is_read_again_before_the_next_pas
     kube: Kube, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kube.create()
-    file = login(tmp_path / "config", kube, pair(kube, tmp_path, "admin", "system:masters", days=-1))
+    file = login(
+        tmp_path / "config", kube, pair(kube, tmp_path, "admin", "system:masters", days=-1)
+    )
     operator = operator_of(file, kube, clock)
     assert not make_pass(operator)
     assert "does not accept the credentials (401)" in caplog.text
@@ -316,13 +344,18 @@ def test_a_client_certificate_that_has_expired_is_read_again_before_the_next_pas
     assert kube.names() == ["x-0"]
 
 
-def test_client_certificates_and_tokens_from_files(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_client_certificates_and_tokens_from_files(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     folder = kube.plane.folder
     (tmp_path / "token").write_text(admins_token(kube) + "\n")
     admin = {"client-certificate": folder / "admin.crt", "client-key": folder / "admin.key"}
     ways: list[dict[str, str]] = [
         {key: str(path) for key, path in admin.items()},
-        {f"{key}-data": base64.b64encode(path.read_bytes()).decode() for key, path in admin.items()},
+        {
+            f"{key}-data": base64.b64encode(path.read_bytes()).decode()
+            for key, path in admin.items()
+        },
         {"tokenFile": str(tmp_path / "token")},
     ]
     for number, user in enumerate(ways):
@@ -332,7 +365,9 @@ def test_client_certificates_and_tokens_from_files(kube: Kube, command: Start, t
         assert f"created pod {kube.ns}/mv{number}-0" in process.log
 
 
-def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     content = content_of(kube)
     cluster = content["clusters"][0]["cluster"]
     del cluster["certificate-authority-data"]
@@ -362,7 +397,9 @@ def test_kubeconfig_may_name_several_files(kube: Kube, command: Start, tmp_path:
     for name, part in parts.items():
         (tmp_path / name).write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"} | part))
     kube.create()
-    process = command("--once", kubeconfig=os.pathsep.join(str(tmp_path / name) for name in ("missing", *parts)))
+    process = command(
+        "--once", kubeconfig=os.pathsep.join(str(tmp_path / name) for name in ("missing", *parts))
+    )
     assert process.end() == 0, process.log
     assert f"serves namespace {kube.ns} once" in process.log
     assert kube.names() == ["x-0"]
@@ -399,8 +436,12 @@ class Proxy(socketserver.StreamRequestHandler):
         host, port = self.socks() if first == b"\5" else self.connect()
         self.server.asked.append((host, port))
         with socket.create_connection((host, port)) as upstream:
-            self.wfile.write(b"\5\0\0\1" + bytes(6) if first == b"\5" else b"HTTP/1.1 200 OK\r\n\r\n")
-            thread = threading.Thread(target=self.copy, args=(upstream, self.connection), daemon=True)
+            self.wfile.write(
+                b"\5\0\0\1" + bytes(6) if first == b"\5" else b"HTTP/1.1 200 OK\r\n\r\n"
+            )
+            thread = threading.Thread(
+                target=self.copy, args=(upstream, self.connection), daemon=True
+            )
             thread.start()
             self.copy(self.connection, upstream)
 
@@ -408,7 +449,11 @@ class Proxy(socketserver.StreamRequestHandler):
         self.rfile.read(self.rfile.read(1)[0])
         self.wfile.write(b"\5\0")
         kind = self.rfile.read(4)[3]
-        host = socket.inet_ntoa(self.rfile.read(4)) if kind == 1 else self.rfile.read(self.rfile.read(1)[0]).decode()
+        host = (
+            socket.inet_ntoa(self.rfile.read(4))
+            if kind == 1
+            else self.rfile.read(self.rfile.read(1)[0]).decode()
+        )
         return host, int.from_bytes(self.rfile.read(2), "big")
 
     def connect(self) -> tuple[str, int]:
@@ -440,23 +485,40 @@ def proxy() -> Iterator[Any]:
 def pysocks(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with the package PySocks."""
     folder = str(tmp_path_factory.mktemp("pysocks"))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+        folder,
+    ]
     done = subprocess.run([*pip, "PySocks"], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"PySocks cannot be installed: {done.stderr.strip()[-200:]}")
     return folder
 
 
-def test_a_socks_proxy_without_pysocks_is_one_clear_line(kube: Kube, command: Start, tmp_path: Path) -> None:
+def test_a_socks_proxy_without_pysocks_is_one_clear_line(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
     file = login(tmp_path / "config", kube, proxy_url="socks5://127.0.0.1:1")
     process = command("--kubeconfig", file)
     assert process.end() == 2
-    assert process.log == (f"Error: cannot use {file}: a SOCKS proxy needs the package PySocks (pip install PySocks)\n")
+    assert process.log == (
+        f"Error: cannot use {file}: a SOCKS proxy needs the package PySocks (pip install PySocks)\n"
+    )
 
 
-def test_a_socks_proxy_with_pysocks(kube: Kube, command: Start, proxy: Any, pysocks: str, tmp_path: Path) -> None:
+def test_a_socks_proxy_with_pysocks(
+    kube: Kube, command: Start, proxy: Any, pysocks: str, tmp_path: Path
+) -> None:
     kube.create()
-    file = login(tmp_path / "config", kube, proxy_url=f"socks5://127.0.0.1:{proxy.server_address[1]}")
+    file = login(
+        tmp_path / "config", kube, proxy_url=f"socks5://127.0.0.1:{proxy.server_address[1]}"
+    )
     process = command("--kubeconfig", file, "--once", env={"PYTHONPATH": pysocks})
     assert process.end() == 0, process.log
     assert f"created pod {kube.ns}/x-0" in process.log

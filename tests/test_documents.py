@@ -18,9 +18,11 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
+from tests.lib.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, new_operator, settle
 
-DOCUMENTS = {path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))}
+DOCUMENTS = {
+    path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
+}
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())
 RESULTS = (TOP / "benchmarks" / "RESULTS.md").read_text()
 
@@ -82,7 +84,9 @@ def names_of(statement: ast.stmt) -> tuple[str, ...]:
     if isinstance(statement, ast.FunctionDef):
         return (statement.name,)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return tuple(node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+    return tuple(
+        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    )
 
 
 def replaced(source: str, parts: str) -> str:
@@ -90,13 +94,17 @@ def replaced(source: str, parts: str) -> str:
     lines, there = source.splitlines(), {names_of(part): part for part in ast.parse(source).body}
     for part in sorted(ast.parse(parts).body, key=lambda part: -there[names_of(part)].lineno):
         old = there[names_of(part)]
-        lines[old.lineno - 1 : old.end_lineno] = parts.splitlines()[part.lineno - 1 : part.end_lineno]
+        lines[old.lineno - 1 : old.end_lineno] = parts.splitlines()[
+            part.lineno - 1 : part.end_lineno
+        ]
     return "\n".join(lines)
 
 
 def test_the_options_are_those_of_help() -> None:
     command = [sys.executable, "milvus_operator.py", "--help"]
-    said = subprocess.run(command, cwd=TOP, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}).stdout
+    said = subprocess.run(
+        command, cwd=TOP, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}
+    ).stdout
     assert said.rstrip() in [block.rstrip() for block in blocks("")]
 
 
@@ -123,7 +131,11 @@ def test_make_help_lists_every_target_and_those_in_the_documents_exist() -> None
         "release",
         "clean",
     }
-    assert {"demo", "test"} <= set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M)) <= targets
+    assert (
+        {"demo", "test"}
+        <= set(re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.M))
+        <= targets
+    )
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
 
 
@@ -134,12 +146,16 @@ def test_every_milvus_in_the_documents_gets_its_pods(kube: Kube, operator: mo.Op
     for block in examples:
         kube.kubectl("apply", "-f", "-", stdin=block)
         milvus = yaml.safe_load(block)
-        expected += [mo.pod_name(milvus, ordinal) for ordinal in range(milvus["spec"].get("replicas", 1))]
+        expected += [
+            mo.pod_name(milvus, ordinal) for ordinal in range(milvus["spec"].get("replicas", 1))
+        ]
     settle(operator)
     assert kube.names() == sorted(expected)
     (container,) = kube.all_pods()["locked-0"]["spec"]["containers"]
     names = [variable["name"] for variable in container["env"]]
-    assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(names)
+    assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= set(
+        names
+    )
 
 
 def test_the_api_server_accepts_every_other_object_of_the_documents(kube: Kube) -> None:
@@ -149,16 +165,22 @@ def test_the_api_server_accepts_every_other_object_of_the_documents(kube: Kube) 
         kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
 
 
-def test_pod_security_restricted_accepts_the_milvus_that_is_made_for_it(kube: Kube, operator: mo.Operator) -> None:
+def test_pod_security_restricted_accepts_the_milvus_that_is_made_for_it(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
-    kube.kubectl("apply", "-f", "-", stdin=blocks("yaml", chapter("Pod").partition("### Pod Security")[2])[0])
+    kube.kubectl(
+        "apply", "-f", "-", stdin=blocks("yaml", chapter("Pod").partition("### Pod Security")[2])[0]
+    )
     settle(operator)
     assert kube.names() == ["restricted-0"]
 
 
 @pytest.mark.cluster
 def test_the_demo_prints_what_the_readme_says() -> None:
-    done = subprocess.run([sys.executable, "-m", "local.demo", "--wait=no"], cwd=TOP, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "local.demo", "--wait=no"], cwd=TOP, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "That was the life of a Milvus" in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"
@@ -169,7 +191,9 @@ def test_the_demo_prints_what_the_readme_says() -> None:
 
 def test_the_pictures_exist_and_load_nothing_from_elsewhere() -> None:
     found = {
-        path.parent / name for path, text in DOCUMENTS.items() for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+        path.parent / name
+        for path, text in DOCUMENTS.items()
+        for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     }
     assert TOP / "docs" / "demo.svg" in found
     for picture in found:
@@ -184,32 +208,56 @@ def test_links_between_the_documents_lead_somewhere() -> None:
         for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             target = (path.parent / file).resolve() if file else path
             assert target.exists(), f"{path.name}: {file}"
-            assert not anchor or anchor in anchors(target.read_text()), f"{path.name}: {file}#{anchor}"
+            assert not anchor or anchor in anchors(target.read_text()), (
+                f"{path.name}: {file}#{anchor}"
+            )
 
 
 def test_the_figures_in_the_documents_are_those_of_the_benchmark() -> None:
     number = r"\d(?:[\d,]*\d)?(?:\.\d+)?"
-    text = " ".join((README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")).split())
+    text = " ".join(
+        (README.partition("## Try it")[0] + chapter("How fast") + chapter("Compared")).split()
+    )
     for phrase, label in FIGURES:
-        (row,) = (line.split(" | ") for line in RESULTS.splitlines() if line.startswith(f"| {label}"))
+        (row,) = (
+            line.split(" | ") for line in RESULTS.splitlines() if line.startswith(f"| {label}")
+        )
         figures = [float(figure.replace(",", "")) for figure in re.findall(number, row[2])]
         between, places = re.split(r"\{\d\}", phrase), re.findall(r"\{(\d)\}", phrase)
         said = re.search(f"({number})".join(map(re.escape, between)), text)
         assert said, f"{phrase!r} is not in the documents: change FIGURES with it"
         for shown, place in zip(said.groups(), places, strict=True):
             measured, half = figures[int(place)], 0.5001 * 10 ** -len(shown.partition(".")[2])
-            assert abs(float(shown.replace(",", "")) - measured) <= half, f"{said[0]!r}, but the results say {measured}"
+            assert abs(float(shown.replace(",", "")) - measured) <= half, (
+                f"{said[0]!r}, but the results say {measured}"
+            )
         text = text.replace(said[0], "")
-    assert re.findall(rf"{number}(?= ?(?:s|MiB|cores|pods a second)\b|/s)", text) == [], "figures without a row"
+    assert re.findall(rf"{number}(?= ?(?:s|MiB|cores|pods a second)\b|/s)", text) == [], (
+        "figures without a row"
+    )
 
 
 def test_make_install_run_and_uninstall(kube: Kube) -> None:
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "KUBECTL": str(kube.plane.kubectl)}
-    make = ["make", "-o", ".venv/run", f"KUBECTL={kube.plane.kubectl}", f"BIN={os.path.dirname(sys.executable)}"]
+    env = os.environ | {
+        "KUBECONFIG": str(kube.plane.kubeconfig()),
+        "KUBECTL": str(kube.plane.kubectl),
+    }
+    make = [
+        "make",
+        "-o",
+        ".venv/run",
+        f"KUBECTL={kube.plane.kubectl}",
+        f"BIN={os.path.dirname(sys.executable)}",
+    ]
 
     def run(*arguments: str, code: int = 0) -> str:
         done = subprocess.run(
-            [*make, *arguments], cwd=TOP, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            [*make, *arguments],
+            cwd=TOP,
+            env=env,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
@@ -226,16 +274,23 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
 def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
     """They run as written, except for the virtual environment: the tests have their own."""
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env = os.environ | {
+        "KUBECONFIG": str(kube.plane.kubeconfig()),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
     make = f"make -o .venv/run BIN={os.path.dirname(sys.executable)}"
     said, running = "", None
     try:
         for line in section("Use it on your cluster"):
             command = line.replace("make", make)
             if line.startswith("make run"):
-                running = subprocess.Popen(command, shell=True, cwd=TOP, env=env, start_new_session=True)
+                running = subprocess.Popen(
+                    command, shell=True, cwd=TOP, env=env, start_new_session=True
+                )
                 continue
-            done = subprocess.run(command, shell=True, cwd=TOP, env=env, capture_output=True, text=True)
+            done = subprocess.run(
+                command, shell=True, cwd=TOP, env=env, capture_output=True, text=True
+            )
             assert done.returncode == 0, f"{line}: {done.stderr}"
             said = done.stdout
         assert "milvus-crd-test   1         1       Ready" in said
@@ -244,21 +299,30 @@ def test_the_commands_to_use_it(kube: Kube, tmp_path: Path) -> None:
         if running:
             os.killpg(running.pid, signal.SIGTERM)
             running.wait()
-        subprocess.run("kubectl delete -f sample.yaml", shell=True, cwd=TOP, env=env, capture_output=True)
+        subprocess.run(
+            "kubectl delete -f sample.yaml", shell=True, cwd=TOP, env=env, capture_output=True
+        )
 
 
 def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
     """They run as written, except for building the image, which needs a container engine. The kubelet is simulated."""
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env = os.environ | {
+        "KUBECONFIG": str(kube.plane.kubeconfig()),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
     commands = [
-        line for title in ("Run it in a cluster", "One namespace", "Rights", "Watch it") for line in section(title)
+        line
+        for title in ("Run it in a cluster", "One namespace", "Rights", "Watch it")
+        for line in section(title)
     ]
     assert [line for line in commands if "make image" in line] == commands[:1]
     said = {}
     try:
         for line in commands[1:]:
-            done = subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True, text=True)
+            done = subprocess.run(
+                line, shell=True, cwd=TOP, env=env, capture_output=True, text=True
+            )
             assert done.returncode == 0, f"{line}: {done.stderr}"
             said.update(dict.fromkeys(line.split(), done.stdout))
             if line == "kubectl apply -f sample.yaml":
@@ -270,15 +334,23 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
         assert "milvus-crd-test-0: missing" in said["describe"]
         assert "milvus-crd-test-0: missing" in said["events"]
     finally:
-        for line in ("make undeploy", "kubectl delete namespace milvus --wait=false", "kubectl delete -f sample.yaml"):
-            subprocess.run(line, shell=True, cwd=TOP, env=env, capture_output=True, stdin=subprocess.DEVNULL)
+        for line in (
+            "make undeploy",
+            "kubectl delete namespace milvus --wait=false",
+            "kubectl delete -f sample.yaml",
+        ):
+            subprocess.run(
+                line, shell=True, cwd=TOP, env=env, capture_output=True, stdin=subprocess.DEVNULL
+            )
 
 
 def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
     command("-n", "default", "--interval=0.2")
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
     (code,) = blocks("python", chapter("From Python"))
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.splitlines() == [
         "milvusdb/milvus:v2.6.25 ['from-python-0']",
         "['from-python']",
@@ -303,14 +375,18 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
             kube.kubectl("apply", "--namespace=cache-operator", "-f", str(tmp_path / name))
         kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
         eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=cache, check=False))
-        token = kube.kubectl("create", "token", "cache-operator", "--namespace=cache-operator").strip()
+        token = kube.kubectl(
+            "create", "token", "cache-operator", "--namespace=cache-operator"
+        ).strip()
         env = os.environ | {"KUBECONFIG": kubeconfig(config, kube.plane, token=token)}
 
         def ready() -> bool:
             once = [sys.executable, str(operator), "--once", "-n", kube.ns]
             done = subprocess.run(once, env=env, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
-            return "True" in kube.kubectl("get", "ca", "c", "-o", "jsonpath={.status.conditions[0].status}")
+            return "True" in kube.kubectl(
+                "get", "ca", "c", "-o", "jsonpath={.status.conditions[0].status}"
+            )
 
         eventually(ready)
         assert kube.names() == ["c-0", "c-1"]
@@ -320,16 +396,29 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
         eventually(lambda: ready() and kube.images() == ["redis:9", "redis:9"])
     finally:
         for name in ("cache-deploy.yaml", "cache-crd.yaml"):
-            kube.kubectl("delete", "--namespace=cache-operator", "-f", str(tmp_path / name), check=False)
+            kube.kubectl(
+                "delete", "--namespace=cache-operator", "-f", str(tmp_path / name), check=False
+            )
 
 
 def test_the_rights_in_the_documents_are_those_of_the_manifests() -> None:
-    table = re.findall(r"^\| `([\w/]+)`(?: of `([\w.]+)`)? \| ([\w, ]+) \|", chapter("Rights"), re.M)
+    table = re.findall(
+        r"^\| `([\w/]+)`(?: of `([\w.]+)`)? \| ([\w, ]+) \|", chapter("Rights"), re.M
+    )
     said = {(verb, resource) for resource, _, verbs in table for verb in verbs.split(", ")}
     for name in ("deploy.yaml", "deploy-namespaced.yaml"):
-        roles = [doc for doc in yaml.safe_load_all((TOP / name).read_text()) if doc["kind"].endswith("Role")]
+        roles = [
+            doc
+            for doc in yaml.safe_load_all((TOP / name).read_text())
+            if doc["kind"].endswith("Role")
+        ]
         rules = [rule for role in roles for rule in role["rules"]]
-        assert said == {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+        assert said == {
+            (verb, resource)
+            for rule in rules
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
 
 
 def test_the_metrics_in_the_documents_exist_and_are_complete() -> None:
@@ -347,8 +436,12 @@ def test_every_field_of_the_crd_is_described(kube: Kube) -> None:
         if isinstance(schema.get("items"), dict) and "properties" in schema["items"]:
             yield from undescribed(schema["items"], f"{path}[]")
 
-    schema = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    fields = {name: field for name, field in schema["properties"].items() if name in ("spec", "status")}
+    schema = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"][0]["schema"][
+        "openAPIV3Schema"
+    ]
+    fields = {
+        name: field for name, field in schema["properties"].items() if name in ("spec", "status")
+    }
     assert [path for name, field in fields.items() for path in undescribed(field, name)] == []
     eventually(lambda: "FIELDS:" in kube.kubectl("explain", "mi.spec", check=False))
     said = " ".join(kube.kubectl("explain", "mi.spec").split())
@@ -358,5 +451,7 @@ def test_every_field_of_the_crd_is_described(kube: Kube) -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     for name in ("Makefile", "deploy.yaml", "deploy-namespaced.yaml", "Dockerfile", "README.md"):
-        said = re.findall(r"(?:milvus-operator:|image\.version=\"?)(\d[\d.]*\d)", (TOP / name).read_text())
+        said = re.findall(
+            r"(?:milvus-operator:|image\.version=\"?)(\d[\d.]*\d)", (TOP / name).read_text()
+        )
         assert {*said} == {mo.__version__}, name

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Kube, eventually, make_pass, new_operator, settle
-from tests.wire import Handler, Wire
+from tests.lib.kit import Kube, eventually, make_pass, new_operator, settle
+from tests.lib.wire import Handler, Wire
 
 
 def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
@@ -47,7 +47,10 @@ def test_events_tell_the_story(kube: Kube, operator: mo.Operator) -> None:
     make_pass(operator, once=True)
     make_pass(operator, once=True)
     told = [(event["type"], event["reason"], event["note"]) for event in kube.events()[7:]]
-    assert told == [("Normal", "Created", "x-1, x-2: missing"), ("Normal", "Reconciled", "no longer NameConflict")]
+    assert told == [
+        ("Normal", "Created", "x-1, x-2: missing"),
+        ("Normal", "Reconciled", "no longer NameConflict"),
+    ]
 
 
 def test_events_are_in_the_order_of_the_actions(kube: Kube, operator: mo.Operator) -> None:
@@ -61,7 +64,9 @@ def test_events_are_in_the_order_of_the_actions(kube: Kube, operator: mo.Operato
     assert told == ["Created", "Replaced", "Created"]
 
 
-def test_changing_the_labels_or_the_owner_of_a_pod_makes_an_event(kube: Kube, operator: mo.Operator) -> None:
+def test_changing_the_labels_or_the_owner_of_a_pod_makes_an_event(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create()
     settle(operator)
     kube.patch_pod("x-0", labels={mo.POD_INDEX_LABEL: None})
@@ -81,7 +86,11 @@ def test_an_event_that_is_gone_is_created_again(kube: Kube, operator: mo.Operato
     kube.gone("x-0")
     make_pass(operator, once=True)
     (second,) = kube.events()
-    assert (second["reason"], second["note"]) == ("Created", "x-0: missing") == (first["reason"], first["note"])
+    assert (
+        (second["reason"], second["note"])
+        == ("Created", "x-0: missing")
+        == (first["reason"], first["note"])
+    )
 
 
 def test_events_that_hang_delay_no_pods(kube: Kube, wire: Wire) -> None:
@@ -105,7 +114,9 @@ def test_events_that_hang_delay_no_pods(kube: Kube, wire: Wire) -> None:
     go_on.set()
 
 
-def test_another_operator_does_not_repeat_what_the_condition_says(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_operator_does_not_repeat_what_the_condition_says(
+    kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
     kube.create(milvusSpec="this is milvus spec")
     kube.create("bad", milvusSpec="proxy.port: 1")
     for _ in range(3):
@@ -116,10 +127,14 @@ def test_another_operator_does_not_repeat_what_the_condition_says(kube: Kube, ca
     assert caplog.text.count("/bad: Invalid") == 3, "each logs what is wrong"
 
 
-def test_a_refused_create_makes_an_event_and_so_does_its_resolution(kube: Kube, operator: mo.Operator) -> None:
+def test_a_refused_create_makes_an_event_and_so_does_its_resolution(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.kubectl("create", "quota", "none", "--hard=pods=0")
     kube.create()
-    eventually(lambda: "0" in kube.kubectl("get", "quota", "none", "-o", "jsonpath={.status.hard.pods}"))
+    eventually(
+        lambda: "0" in kube.kubectl("get", "quota", "none", "-o", "jsonpath={.status.hard.pods}")
+    )
     for _ in range(3):
         make_pass(operator, once=True)
     assert [event["reason"] for event in kube.events()] == ["QuotaExceeded"]
@@ -127,5 +142,9 @@ def test_a_refused_create_makes_an_event_and_so_does_its_resolution(kube: Kube, 
     kube.kubectl("delete", "quota", "none")
     kube.change(replicas=2)
     make_pass(operator, once=True)
-    assert [event["reason"] for event in kube.events()] == ["QuotaExceeded", "Created", "Reconciled"]
+    assert [event["reason"] for event in kube.events()] == [
+        "QuotaExceeded",
+        "Created",
+        "Reconciled",
+    ]
     assert kube.events()[-1]["note"] == "no longer QuotaExceeded"

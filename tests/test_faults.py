@@ -12,11 +12,20 @@ from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.chaos import FAULTS, Faults, Kills, Recorder, Users
-from tests.judge import Copy, Judge
-from tests.kit import Command, Kube, eventually, kubeconfig, make_pass, new_namespace, new_operator, new_wire
-from tests.soak import soak
-from tests.wire import Wire
+from tests.lib.chaos import FAULTS, Faults, Kills, Recorder, Users
+from tests.lib.judge import Copy, Judge
+from tests.lib.kit import (
+    Command,
+    Kube,
+    eventually,
+    kubeconfig,
+    make_pass,
+    new_namespace,
+    new_operator,
+    new_wire,
+)
+from tests.lib.soak import soak
+from tests.lib.wire import Wire
 
 
 @pytest.mark.timeout(900)
@@ -43,7 +52,9 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
     try:
         while not (enough_faults(faults) and enough_judged(judge)):
             assert not judge.harm, "\n".join(judge.harm)
-            assert time.monotonic() < end, f"is the loop stuck? {faults.done_to_writes}, {judge.seen}"
+            assert time.monotonic() < end, (
+                f"is the loop stuck? {faults.done_to_writes}, {judge.seen}"
+            )
             users.change()
             time.sleep(0.1)
             if users.changes % 20 == 0:
@@ -56,19 +67,29 @@ def test_a_thousand_faults_on_the_wires_of_three_copies(
         for thread in threads:
             thread.join()
     users.settle_down()
-    eventually(lambda: make_pass(operators[0]) is not None and users.are_served(), 120, ignoring=(AssertionError,))
+    eventually(
+        lambda: make_pass(operators[0]) is not None and users.are_served(),
+        120,
+        ignoring=(AssertionError,),
+    )
     for wire in wires:
         wire.close()
     print(f"{faults.done.total()} faults, {faults.done_to_writes.total()} of them to writes, {outages} outages, "
           f"{users.changes} changes: {dict(judge.seen)}, {dict(recorder.judge(users.deleted))}")  # fmt: skip
     assert not judge.harm, "\n".join(judge.harm)
     ours = [record for record in caplog.records if record.name == "milvus_operator"]
-    assert not [record.getMessage() for record in ours if record.exc_info or "unexpected" in record.getMessage()]
+    assert not [
+        record.getMessage()
+        for record in ours
+        if record.exc_info or "unexpected" in record.getMessage()
+    ]
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)
-def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_middle_of_writes(tmp_path: Path) -> None:
+def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_middle_of_writes(
+    tmp_path: Path,
+) -> None:
     """Three copies in separate processes; the API server keeps no cache, so that the recorder misses no change."""
     with (
         ControlPlane("--watch-cache=false") as plane,
@@ -104,7 +125,9 @@ def test_a_hundred_kills_of_the_operator_and_ten_of_the_control_plane_in_the_mid
             for wire, process in [*kills.processes.items()]:
                 process.kill()
                 wire.close()
-        print(f"{len(todo)} kills, {users.changes} changes: {dict(judge.seen)}, {dict(recorder.judge(users.deleted))}")
+        print(
+            f"{len(todo)} kills, {users.changes} changes: {dict(judge.seen)}, {dict(recorder.judge(users.deleted))}"
+        )
         assert not judge.harm, "\n".join(judge.harm)
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said
@@ -118,7 +141,9 @@ def judged_wire(plane: ControlPlane, judge: Judge, patience: float) -> Wire:
 
 
 def enough_faults(faults: Faults) -> bool:
-    often = all(faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "not a list"))
+    often = all(
+        faults.done_to_writes[kind] >= 3 for kind in FAULTS if kind not in ("410", "not a list")
+    )
     return often and faults.done.keys() == FAULTS.keys() and faults.done.total() >= 1000
 
 
@@ -126,7 +151,9 @@ def enough_judged(judge: Judge) -> bool:
     return judge.seen["pods created"] > 200 and judge.seen["deletes of Ready pods"] >= 40
 
 
-def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(kube: Kube, wire: Wire, tmp_path: Path) -> None:
+def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(
+    kube: Kube, wire: Wire, tmp_path: Path
+) -> None:
     run = soak(kube, wire, tmp_path, seconds=20, share=0.03)
     print(run.story)
     assert max(run.growth().values()) < 1.1, run

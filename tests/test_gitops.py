@@ -11,12 +11,14 @@ import yaml
 from lupa import lua51  # type: ignore[import-untyped]
 
 import milvus_operator as mo
-from tests.kit import TOP, Obj
+from tests.lib.kit import TOP, Obj
 from tests.test_core import NOW, READY, STRANGER, milvus, pod, waiting
 
 TEXT = (TOP / "docs" / "gitops.md").read_text()
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
-ARGO, FLUX = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S))
+ARGO, FLUX = (
+    yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S)
+)
 (VERSION,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 
@@ -43,7 +45,9 @@ STATES = {
     ],
     "has all its pods ready and up to date": [written(milvus(), READY), written(CHANGED, NEW)],
     "is scaled to 0": [written(milvus(0), [])],
-    "was changed, and the operator has not looked since": [CHANGED | {"status": written(milvus(), READY)["status"]}],
+    "was changed, and the operator has not looked since": [
+        CHANGED | {"status": written(milvus(), READY)["status"]}
+    ],
     "is in a rolling update": [written(CHANGED, READY)],
     "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
         written(milvus(milvusSpec="a: [b"), READY),
@@ -73,7 +77,9 @@ def test_argo_cd_shows_what_the_table_says(state: str, expected: str) -> None:
 
 def test_argo_cd_says_why() -> None:
     assert argo(refused("QuotaExceeded"))["message"] == "QuotaExceeded: why"
-    assert argo(written(milvus(), READY))["message"] == "Ready: 3 of 3 pods are ready and up to date"
+    assert (
+        argo(written(milvus(), READY))["message"] == "Ready: 3 of 3 pods are ready and up to date"
+    )
     assert argo(milvus()) == {"status": "Healthy", "message": "the CRD has no status"}
 
 
@@ -83,7 +89,9 @@ def flux(milvus: Obj) -> str:
         return "InProgress"
     (check,) = FLUX["spec"]["healthCheckExprs"]
     states = {"inProgress": "InProgress", "failed": "Failed", "current": "Current"}
-    return next((name for key, name in states.items() if cel.evaluate(check[key], milvus)), "InProgress")
+    return next(
+        (name for key, name in states.items() if cel.evaluate(check[key], milvus)), "InProgress"
+    )
 
 
 @pytest.mark.parametrize(("state", "expected"), [(row[0], row[2]) for row in ROWS])

@@ -13,8 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.kit import Clock, Command, Kube, eventually, http_get, kubeconfig, make_pass, new_operator
-from tests.wire import Handler, Wire
+from tests.lib.kit import (
+    Clock,
+    Command,
+    Kube,
+    eventually,
+    http_get,
+    kubeconfig,
+    make_pass,
+    new_operator,
+)
+from tests.lib.wire import Handler, Wire
 
 Start = Callable[..., Command]
 
@@ -24,7 +33,8 @@ def metrics(port: int) -> dict[str, float]:
     code, text = http_get(port, "/metrics")
     assert code == 200
     return {
-        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        sample.name
+        + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -42,7 +52,9 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     assert http_get(port, "/healthz") == (200, "ok\n")
     assert http_get(port, "/readyz") == (200, "ok\n")
     assert http_get(port, "/nowhere")[0] == 404
-    seen = eventually(lambda: (m := metrics(port))["milvus_operator_milvuses state=ready"] == 1 and m)
+    seen = eventually(
+        lambda: (m := metrics(port))["milvus_operator_milvuses state=ready"] == 1 and m
+    )
     for name, value in {
         "milvus_operator_milvuses state=ready": 1,
         "milvus_operator_milvuses state=progressing": 1,
@@ -51,7 +63,9 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     }.items():
         assert seen[name] == value, name
     assert seen["milvus_operator_api_requests_total code=200 resource=milvuses verb=list"] >= 2
-    assert seen["milvus_operator_passes_total result=success"] >= 2, "one bad Milvus is not a failure of the operator"
+    assert seen["milvus_operator_passes_total result=success"] >= 2, (
+        "one bad Milvus is not a failure of the operator"
+    )
     assert "milvus_operator_passes_total result=failure" not in seen
     assert seen["milvus_operator_pass_duration_seconds_count"] >= 2
     kube.delete("bad")
@@ -74,7 +88,9 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
-def test_an_unreachable_server_does_not_cause_a_restart(command: Start, kube: Kube, tmp_path: Path) -> None:
+def test_an_unreachable_server_does_not_cause_a_restart(
+    command: Start, kube: Kube, tmp_path: Path
+) -> None:
     port = free_ports(1)[0]
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     process = command("--kubeconfig", file, "--health-port", str(port))
@@ -88,7 +104,10 @@ def test_an_unreachable_server_does_not_cause_a_restart(command: Start, kube: Ku
 
 
 def test_a_stuck_loop_is_detected(kube: Kube, clock: Clock) -> None:
-    operator, patient = new_operator(kube, clock=clock), new_operator(kube, clock=clock, interval=3600)
+    operator, patient = (
+        new_operator(kube, clock=clock),
+        new_operator(kube, clock=clock, interval=3600),
+    )
     for one in (operator, patient):
         make_pass(one)
         assert one.is_turning()
@@ -104,7 +123,9 @@ def test_a_stuck_loop_is_detected(kube: Kube, clock: Clock) -> None:
     assert not patient.is_turning()
 
 
-def test_a_slow_list_is_not_a_stuck_loop(kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_list_is_not_a_stuck_loop(
+    kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mo, "PAGE", 1)
     kube.create("a", replicas=0)
     kube.create("b", replicas=0)
@@ -154,9 +175,16 @@ def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Ku
 
 
 @pytest.mark.parametrize("in_pod", [True, False])
-def test_only_in_a_pod_does_health_listen_on_all_addresses(command: Start, kube: Kube, in_pod: bool) -> None:
+def test_only_in_a_pod_does_health_listen_on_all_addresses(
+    command: Start, kube: Kube, in_pod: bool
+) -> None:
     port = free_ports(1)[0]
-    process = command("-v", "--health-port", str(port), env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None)
+    process = command(
+        "-v",
+        "--health-port",
+        str(port),
+        env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None,
+    )
     process.says("pass over")
     socket.create_connection(("127.0.0.1", port)).close()
     if in_pod:
@@ -173,11 +201,16 @@ def test_a_port_in_use_is_one_clear_line(command: Start, kube: Kube) -> None:
         port = sock.getsockname()[1]
         process = command("--health-port", str(port))
         assert process.end() == 2
-    assert f"Error: cannot listen on port {port}: Address already in use; choose another with" in process.log
+    assert (
+        f"Error: cannot listen on port {port}: Address already in use; choose another with"
+        in process.log
+    )
     assert "Traceback" not in process.log
 
 
-def test_once_exits_although_health_is_served(kube: Kube, command: Start, wire: Wire, tmp_path: Path) -> None:
+def test_once_exits_although_health_is_served(
+    kube: Kube, command: Start, wire: Wire, tmp_path: Path
+) -> None:
     """The thread that serves it does not keep the process alive."""
     port, seen = free_ports(1)[0], []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.kit import TOP, Command, Kube
+from tests.lib.kit import TOP, Command, Kube
 
 DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
 
@@ -17,7 +17,11 @@ DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "require
 def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> None:
     locked = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", LOCK, re.M))
     assert len(locked) == LOCK.count("==")
-    required = [Requirement(line) for line in (TOP / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+    required = [
+        Requirement(line)
+        for line in (TOP / "requirements.txt").read_text().splitlines()
+        if line[0] != "#"
+    ]
     assert required
     for requirement in required:
         assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
@@ -36,11 +40,15 @@ def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:
     }
 
 
-def test_what_the_image_leaves_out_is_not_imported(kube: Kube, command: Callable[..., Command], tmp_path: Path) -> None:
+def test_what_the_image_leaves_out_is_not_imported(
+    kube: Kube, command: Callable[..., Command], tmp_path: Path
+) -> None:
     removed = re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M)
     modules = [path.rstrip("*").replace("/", ".") for paths in removed for path in paths.split()]
     assert "aiohttp" in modules
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({modules})\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
+    )
     kube.create(replicas=2)
     process = command("--once", env={"PYTHONPATH": str(tmp_path)})
     assert process.end() == 0, process.log

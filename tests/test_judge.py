@@ -9,21 +9,31 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.judge import STRANGER, Copy, History, Judge, labels_for, reference_to
+from tests.lib.judge import STRANGER, Copy, History, Judge, labels_for, reference_to
 
 Obj = dict[str, Any]
 GONE = {"metadata": {"deletionGracePeriodSeconds": 0}}
 
 
 def milvus(version: int = 1, name: str = "m", **spec: Any) -> Obj:
-    metadata = {"name": name, "namespace": "ns", "uid": f"of-{name}", "resourceVersion": str(version), "generation": 1}
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"of-{name}",
+        "resourceVersion": str(version),
+        "generation": 1,
+    }
     return {"metadata": metadata, "spec": {"replicas": 3, "image": "milvus:1"} | spec}
 
 
-def pod(number: int, of: Obj | None = None, ready: bool = True, phase: str = "Running", **metadata: Any) -> Obj:
+def pod(
+    number: int, of: Obj | None = None, ready: bool = True, phase: str = "Running", **metadata: Any
+) -> Obj:
     made = mo.new_pod(of or milvus(), number)
     made["metadata"] |= {"uid": f"pod-{number}", "resourceVersion": "1"} | metadata
-    return made | {"status": {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}}
+    return made | {
+        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
+    }
 
 
 PODS = [pod(0), pod(1), pod(2)]
@@ -38,16 +48,22 @@ class Talk:
         self.judge = Judge()
         self.copy = Copy(self.judge)
 
-    def says(self, request: str, body: Obj | None = None, answer: Obj | None = None, code: int = 200) -> Talk:
+    def says(
+        self, request: str, body: Obj | None = None, answer: Obj | None = None, code: int = 200
+    ) -> Talk:
         verb, path = request.split()
-        asked = self.copy.asks(verb, f"/api/v1/namespaces/ns/{path}", json.dumps(body or {}).encode())
+        asked = self.copy.asks(
+            verb, f"/api/v1/namespaces/ns/{path}", json.dumps(body or {}).encode()
+        )
         self.copy.gets(asked, code, json.dumps(answer).encode())
         asked.over = True
         return self
 
     def lists(self, owner: Obj, *pods: Obj) -> Talk:
         self.says("GET pods?limit=9", answer={"kind": "PodList", "metadata": {}, "items": pods})
-        return self.says("GET milvuses?limit=9", answer={"kind": "MilvusList", "metadata": {}, "items": [owner]})
+        return self.says(
+            "GET milvuses?limit=9", answer={"kind": "MilvusList", "metadata": {}, "items": [owner]}
+        )
 
     def creates(self, owner: Obj, number: int) -> Talk:
         return self.says("POST pods", mo.new_pod(owner, number), pod(number, owner, ready=False))
@@ -57,19 +73,33 @@ class Talk:
         return self.says("POST persistentvolumeclaims", claim, claim)
 
     def patches(self, one: Obj, **metadata: Any) -> Talk:
-        named = {"uid": one["metadata"]["uid"], "resourceVersion": one["metadata"]["resourceVersion"]}
-        return self.says(f"PATCH pods/{one['metadata']['name']}", {"metadata": metadata | named}, one)
+        named = {
+            "uid": one["metadata"]["uid"],
+            "resourceVersion": one["metadata"]["resourceVersion"],
+        }
+        return self.says(
+            f"PATCH pods/{one['metadata']['name']}", {"metadata": metadata | named}, one
+        )
 
     def reports(self, owner: Obj, **status: Any) -> Talk:
         return self.says(
             "PATCH milvuses/m/status",
-            {"metadata": {"resourceVersion": owner["metadata"]["resourceVersion"]}, "status": status},
-            owner | {"metadata": owner["metadata"] | {"resourceVersion": owner["metadata"]["resourceVersion"] + "0"}},
+            {
+                "metadata": {"resourceVersion": owner["metadata"]["resourceVersion"]},
+                "status": status,
+            },
+            owner
+            | {
+                "metadata": owner["metadata"]
+                | {"resourceVersion": owner["metadata"]["resourceVersion"] + "0"}
+            },
         )
 
     def deletes(self, one: Obj, **conditions: Any) -> Talk:
         conditions = {"uid": one["metadata"]["uid"]} | conditions
-        return self.says(f"DELETE pods/{one['metadata']['name']}", {"preconditions": conditions}, GONE)
+        return self.says(
+            f"DELETE pods/{one['metadata']['name']}", {"preconditions": conditions}, GONE
+        )
 
     def takes(self, owner: Obj, one: Obj) -> Talk:
         """Announce a Ready pod and delete it."""
@@ -77,7 +107,13 @@ class Talk:
 
 
 STORED = milvus(storage={"size": "1Gi"})
-COUNTS = {"observedGeneration": 1, "pods": ["m-0", "m-1"], "replicas": 2, "readyReplicas": 2, "updatedReplicas": 2}
+COUNTS = {
+    "observedGeneration": 1,
+    "pods": ["m-0", "m-1"],
+    "replicas": 2,
+    "readyReplicas": 2,
+    "updatedReplicas": 2,
+}
 HARM: dict[str, tuple[str, Talk]] = {
     "outdated for a while": ("wanted and up to date", Talk().lists(milvus(1), *PODS).lists(NEW, *PODS).lists(milvus(3), *PODS).takes(milvus(3), PODS[2])),
     "outdated for a while, not Ready": ("wanted and up to date", Talk().lists(NEW, pod(2, ready=False)).lists(milvus(3), pod(2, ready=False)).deletes(PODS[2], resourceVersion="1")),
@@ -159,7 +195,10 @@ def said(owner: Obj, number: int) -> Obj:
 
 
 def stranger(kind: str = "MODIFIED", **metadata: Any) -> tuple[str, Obj]:
-    return kind, {"metadata": {"name": "m-9", "uid": "s"} | metadata, "spec": {"containers": [{"image": STRANGER}]}}
+    return kind, {
+        "metadata": {"name": "m-9", "uid": "s"} | metadata,
+        "spec": {"containers": [{"image": STRANGER}]},
+    }
 
 
 NONE, TWO = milvus(replicas=0), milvus(replicas=2)
@@ -199,8 +238,26 @@ def test_the_history_accepts_what_is_right() -> None:
     by_users = History({"pod-0"})
     replay(by_users, [NEW, event(2, kind="DELETED"), event(0, kind="DELETED")])
     one_by_one = History(set())
-    replay(one_by_one, [NEW, event(2, kind="DELETED"), event(2, kind="ADDED"), said(NEW, 1), event(1, kind="DELETED")])
+    replay(
+        one_by_one,
+        [
+            NEW,
+            event(2, kind="DELETED"),
+            event(2, kind="ADDED"),
+            said(NEW, 1),
+            event(1, kind="DELETED"),
+        ],
+    )
     assert one_by_one.seen["taken"] == 2
     scale_down = History(set())
-    replay(scale_down, [NONE, event(2, kind="DELETED"), event(1, kind="DELETED"), milvus(), event(0, kind="DELETED")])
+    replay(
+        scale_down,
+        [
+            NONE,
+            event(2, kind="DELETED"),
+            event(1, kind="DELETED"),
+            milvus(),
+            event(0, kind="DELETED"),
+        ],
+    )
     assert scale_down.seen["taken"] == 1

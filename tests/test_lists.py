@@ -11,8 +11,19 @@ from collections.abc import Callable
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Clock, Kube, Obj, StillClock, client, eventually, make_pass, new_operator, rest, settle
-from tests.wire import Handler, Wire
+from tests.lib.kit import (
+    Clock,
+    Kube,
+    Obj,
+    StillClock,
+    client,
+    eventually,
+    make_pass,
+    new_operator,
+    rest,
+    settle,
+)
+from tests.lib.wire import Handler, Wire
 
 
 def relisted(write: Callable[[Obj], bytes]) -> Callable[[Handler, str, str], bool]:
@@ -46,7 +57,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     return since
 
 
-def waits(operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, passes: int) -> list[float]:
+def waits(
+    operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> list[float]:
     """The seconds that the loop sleeps after each of its first passes."""
     seconds: list[float] = []
 
@@ -65,7 +78,9 @@ def waits(operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, 
     return seconds
 
 
-def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_read_page_by_page(
+    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mo, "PAGE", 2)
     for name in "abcde":
         kube.create(name)
@@ -86,13 +101,19 @@ def test_lists_are_read_page_by_page(kube: Kube, wire: Wire, monkeypatch: pytest
         lambda page: json.dumps(page).encode(),
         lambda page: json.dumps(page, indent=2).encode(),
         lambda page: json.dumps(page, separators=(" ,  ", " : ")).encode(),
-        lambda page: json.dumps({"items": page.pop("items"), **page}, separators=(",", ":")).encode(),
-        lambda page: json.dumps({**page, "items": page.pop("items")}, separators=(",", ":")).encode(),
+        lambda page: json.dumps(
+            {"items": page.pop("items"), **page}, separators=(",", ":")
+        ).encode(),
+        lambda page: json.dumps(
+            {**page, "items": page.pop("items")}, separators=(",", ":")
+        ).encode(),
         lambda page: json.dumps(page | {"items": page["items"] or None}).encode(),
     ],
     ids=["spaced", "indented", "far apart", "items first", "items last", "null for none"],
 )
-def test_a_list_is_read_in_any_json_notation(kube: Kube, wire: Wire, write: Callable[[Obj], bytes]) -> None:
+def test_a_list_is_read_in_any_json_notation(
+    kube: Kube, wire: Wire, write: Callable[[Obj], bytes]
+) -> None:
     wire.fault = relisted(write)
     kube.create(replicas=2)
     operator = new_operator(kube, server=wire.url)
@@ -120,7 +141,9 @@ def test_a_list_that_ends_early_is_an_error(
     for cut in (*range(2, 200, 9), 1000):
         operator = new_operator(kube, server=wire.url)
         assert not make_pass(operator, once=True), cut
-        assert caplog.text.count("ERROR") == caplog.text.count(f"cannot reach {wire.url}: ") == 1, cut
+        assert caplog.text.count("ERROR") == caplog.text.count(f"cannot reach {wire.url}: ") == 1, (
+            cut
+        )
         caplog.clear()
     assert kube.uids() == before
     assert {request.verb for request in wire.requests} == {"GET"}
@@ -137,14 +160,26 @@ def test_what_decisions_depend_on_is_kept_of_a_pod(kube: Kube, operator: mo.Oper
     for milvus in (kube.get("x"), kube.get("y")):
         kept = [mo.slim_pod(pod) for pod in whole]
         small = mo.slim_milvus(milvus)
-        told = [(action.verb, mo.name_of(action.pod), action.reason) for action in mo.decide(milvus, whole)]
-        assert [(action.verb, mo.name_of(action.pod), action.reason) for action in mo.decide(small, kept)] == told
+        told = [
+            (action.verb, mo.name_of(action.pod), action.reason)
+            for action in mo.decide(milvus, whole)
+        ]
+        assert [
+            (action.verb, mo.name_of(action.pod), action.reason)
+            for action in mo.decide(small, kept)
+        ] == told
         assert mo.status_of(small, kept, {}, "now") == mo.status_of(milvus, whole, {}, "now")
-    assert len(json.dumps(mo.slim_pod(kube.all_pods()["y-0"]))) < len(json.dumps(kube.all_pods()["y-0"])) / 4
+    assert (
+        len(json.dumps(mo.slim_pod(kube.all_pods()["y-0"])))
+        < len(json.dumps(kube.all_pods()["y-0"])) / 4
+    )
 
 
 def test_only_pages_that_changed_are_parsed(
-    kube: Kube, operator: mo.Operator, parsed: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    kube: Kube,
+    operator: mo.Operator,
+    parsed: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mo, "PAGE", 2)
     kube.create(replicas=6)
@@ -159,7 +194,9 @@ def test_only_pages_that_changed_are_parsed(
     kube.ready(*(f"x-{i}" for i in range(6)))
 
 
-def test_a_list_that_keeps_failing_halfway_is_not_used(kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_keeps_failing_halfway_is_not_used(
+    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mo, "PAGE", 1)
     operator = new_operator(kube, server=wire.url)
     kube.create("a")
@@ -185,7 +222,9 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer(
     clock = StillClock()
     operator = new_operator(kube, server=wire.url, clock=clock)
     wire.spoil("GET", "/pods", 500, b'{"kind": "Status", "message": "not now"}')
-    for wait, most in zip(waits(operator, clock, monkeypatch, 8), (1, 2, 4, 8, 16, 30, 30, 30), strict=True):
+    for wait, most in zip(
+        waits(operator, clock, monkeypatch, 8), (1, 2, 4, 8, 16, 30, 30, 30), strict=True
+    ):
         assert most / 2 - 1e-6 <= wait <= most + 1e-6
     wire.fault = None
     assert waits(operator, clock, monkeypatch, 1) == pytest.approx([5]), "then for its interval"
@@ -201,13 +240,17 @@ def test_namespaces_share_each_pass_even_after_a_list_of_one_has_failed(
     names: list[str | None] = [kube.ns, "default", "kube-system"]
     operator = new_operator(kube, server=wire.url, clock=clock, namespaces=names)
     wire.spoil("GET", f"/{kube.ns}/pods", 500, b'{"kind": "Status", "message": "not now"}')
-    assert all(wait <= 5 for wait in waits(operator, clock, monkeypatch, 3)), "meanwhile, the others are served"
+    assert all(wait <= 5 for wait in waits(operator, clock, monkeypatch, 3)), (
+        "meanwhile, the others are served"
+    )
     wire.fault = None
     waits(operator, clock, monkeypatch, 1)
     wire.requests.clear()
     collected.clear()
     assert waits(operator, clock, monkeypatch, 4) == pytest.approx([5] * 4)
-    listed = [request.path.split("/")[4] for request in wire.requests if request.path.endswith("/pods")]
+    listed = [
+        request.path.split("/")[4] for request in wire.requests if request.path.endswith("/pods")
+    ]
     assert sorted(listed) == sorted(4 * [str(name) for name in names])
     assert len(collected) == 4
 

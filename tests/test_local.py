@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from local import controlplane, demo
-from tests.kit import TOP, eventually
+from tests.lib.kit import TOP, eventually
 
 SCRIPT = str(TOP / "local" / "controlplane.py")
 
@@ -51,7 +51,9 @@ def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
         "PIP_FIND_LINKS": "",
         "PIP_CONFIG_FILE": os.devnull,
     }
-    done = subprocess.run([sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
@@ -61,19 +63,26 @@ SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_passes.py"
 
 
 @pytest.mark.parametrize(
-    "command", [[SCRIPT], ["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)]
+    "command",
+    [[SCRIPT], ["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)],
 )
-def test_a_binary_that_does_not_start_is_named_once_with_the_end_of_its_log(command: list[str], tmp_path: Path) -> None:
+def test_a_binary_that_does_not_start_is_named_once_with_the_end_of_its_log(
+    command: list[str], tmp_path: Path
+) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
         (tmp_path / name).chmod(0o755)
     env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path)}
-    done = subprocess.run([sys.executable, *command], cwd=TOP, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=TOP, env=env, capture_output=True, text=True
+    )
     assert done.returncode != 0
     said = done.stdout + done.stderr
-    assert len(re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said)) == said.count("luck") == 1, (
-        said
-    )
+    assert (
+        len(re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said))
+        == said.count("luck")
+        == 1
+    ), said
 
 
 FAKE_GO = r"""#!/bin/sh
@@ -100,12 +109,17 @@ def fake_go(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(fake_go: Path) -> None:
+def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
+    fake_go: Path,
+) -> None:
     env = {"HOME": str(fake_go), "PATH": f"{fake_go}:/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert (
-        "kwok was built and thrown away, because it ended with code 2: panic: no luck." in done.stderr.splitlines()[-1]
+        "kwok was built and thrown away, because it ended with code 2: panic: no luck."
+        in done.stderr.splitlines()[-1]
     )
     (cached,) = fake_go.glob(".cache/milvus-operator/*")
     assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
@@ -136,7 +150,9 @@ def test_the_cache_belongs_to_everything_that_decides_the_bytes(
     assert len(set(folders)) == len(folders) == 7
 
 
-def test_kubebuilder_assets_are_preferred_and_need_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubebuilder_assets_are_preferred_and_need_no_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -155,7 +171,9 @@ def test_the_live_table_of_the_demo_stays_below_the_log(capsys: pytest.CaptureFi
     screen.watch("")
     screen.show("the end")
     up = "\x1b[2A\x1b[J"
-    assert capsys.readouterr().out == (f"NAME\nx-0\n{up}a line\nNAME\nx-0\n{up}NAME\nx-0\nx-1\n\x1b[3A\x1b[Jthe end\n")
+    assert capsys.readouterr().out == (
+        f"NAME\nx-0\n{up}a line\nNAME\nx-0\n{up}NAME\nx-0\nx-1\n\x1b[3A\x1b[Jthe end\n"
+    )
 
 
 def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

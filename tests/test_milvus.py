@@ -26,7 +26,7 @@ import pytest
 
 import milvus_operator as mo
 from local import controlplane
-from tests.kit import TOP, Kube, eventually
+from tests.lib.kit import TOP, Kube, eventually
 
 Obj = dict[str, Any]
 MILVUS = TOP / "tests" / "milvus"
@@ -42,7 +42,9 @@ def server() -> Path:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
     pins = MILVUS / "requirements.txt"
-    folder = controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
+    folder = (
+        controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / "venv" / "bin" / "python"
     unpack = """
@@ -59,12 +61,23 @@ config.write_config()
         if not (folder / "ready").exists():
             for command in (
                 [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
-                [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(pins)],
+                [
+                    str(python),
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--disable-pip-version-check",
+                    "-r",
+                    str(pins),
+                ],
                 [str(python), "-c", unpack, str(folder)],
             ):
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
-                    pytest.fail(f"the Milvus server cannot be installed: {' '.join(done.stderr.split())[-500:]}")
+                    pytest.fail(
+                        f"the Milvus server cannot be installed: {' '.join(done.stderr.split())[-500:]}"
+                    )
             (folder / "ready").touch()
     return folder
 
@@ -92,7 +105,10 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """The environment of the container, expanded as by the kubelet, with paths and ports changed."""
-        ours = {variable["name"]: variable["value"].replace("$$", "$") for variable in self.container["env"]}
+        ours = {
+            variable["name"]: variable["value"].replace("$$", "$")
+            for variable in self.container["env"]
+        }
         moved = {
             "localhost:2479": f"localhost:{self.etcd}",
             "/var/lib/milvus": str(self.data),
@@ -130,7 +146,9 @@ class Server:
         url = f"{probe['scheme'].lower()}://127.0.0.1:{self.ports[names[probe['port']]]}{probe['path']}"
         with (
             suppress(OSError),
-            urllib.request.urlopen(url, timeout=self.container["readinessProbe"]["timeoutSeconds"]) as answer,
+            urllib.request.urlopen(
+                url, timeout=self.container["readinessProbe"]["timeoutSeconds"]
+            ) as answer,
         ):
             return bool(answer.status == 200)
         return False
@@ -138,7 +156,10 @@ class Server:
     def alive(self) -> bool:
         """Whether the liveness probe would pass."""
         assert self.container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports["METRICS_PORT"]), timeout=1):
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.ports["METRICS_PORT"]), timeout=1),
+        ):
             return True
         return False
 
@@ -176,9 +197,13 @@ def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> I
 
 
 @pytest.mark.timeout(900)  # the first run downloads the server
-def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(kube: Kube, milvus: Server) -> None:
+def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(
+    kube: Kube, milvus: Server
+) -> None:
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
-    assert milvus.environment()["no.such.setting"] == "$(HOME) $$", "an unknown setting does no harm"
+    assert milvus.environment()["no.such.setting"] == "$(HOME) $$", (
+        "an unknown setting does no harm"
+    )
     milvus.start()
     assert milvus.alive()
     assert milvus.client("write") == {"count": 1000, "first": 7, "distance": 0.0}

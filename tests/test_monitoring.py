@@ -9,11 +9,13 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.kit import TOP
+from tests.lib.kit import TOP
 
 MONITOR, RULES = (doc["spec"] for doc in yaml.safe_load_all((TOP / "monitoring.yaml").read_text()))
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
-METRICS = {metric._name: metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)}
+METRICS = {
+    metric._name: metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)
+}
 
 
 @pytest.mark.parametrize("name", ["deploy.yaml", "deploy-namespaced.yaml"])
@@ -37,5 +39,11 @@ def test_an_alert_uses_only_metrics_that_exist(alert: dict[str, str]) -> None:
 
 
 def test_the_document_names_every_alert() -> None:
-    said = re.findall(r"^\| `(\w+)` \| (\w+) \| for (\d+) minutes,", (TOP / "docs" / "monitoring.md").read_text(), re.M)
-    assert said == [(rule["alert"], rule["labels"]["severity"], rule["for"].rstrip("m")) for rule in ALERTS]
+    said = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| for (\d+) minutes,",
+        (TOP / "docs" / "monitoring.md").read_text(),
+        re.M,
+    )
+    assert said == [
+        (rule["alert"], rule["labels"]["severity"], rule["for"].rstrip("m")) for rule in ALERTS
+    ]

@@ -7,11 +7,13 @@ import json
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Kube, Obj, StillClock, eventually, make_pass, new_operator, settle
-from tests.wire import Wire
+from tests.lib.kit import Kube, Obj, StillClock, eventually, make_pass, new_operator, settle
+from tests.lib.wire import Wire
 
 
-def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(kube: Kube, operator: mo.Operator) -> None:
+def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create_pod("x-1")
     before = kube.uids()
     kube.create(replicas=3)
@@ -51,7 +53,9 @@ def test_a_conflict_is_checked_again_only_after_its_back_off(kube: Kube, wire: W
         assert wire.verbs().count(f"POST /api/v1/namespaces/{kube.ns}/pods") == 1
 
 
-def test_a_conflict_that_another_copy_saw_resolved_is_forgotten(kube: Kube, operator: mo.Operator) -> None:
+def test_a_conflict_that_another_copy_saw_resolved_is_forgotten(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create_pod("x-0")
     kube.create()
     assert not make_pass(operator)
@@ -63,8 +67,16 @@ def test_a_conflict_that_another_copy_saw_resolved_is_forgotten(kube: Kube, oper
     assert kube.condition("Reconciled")["status"] == "True"
 
 
-def test_a_stranger_that_carries_our_labels_is_left_alone(kube: Kube, operator: mo.Operator) -> None:
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "3a5b", "controller": True}
+def test_a_stranger_that_carries_our_labels_is_left_alone(
+    kube: Kube, operator: mo.Operator
+) -> None:
+    owner = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "c",
+        "uid": "3a5b",
+        "controller": True,
+    }
     kube.kubectl("create", "configmap", "c")
     owner["uid"] = kube.kubectl("get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
     milvus = kube.create()
@@ -91,7 +103,9 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod(kube: Kube, operator: m
     assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {milvus["metadata"]["uid"]}
 
 
-def test_an_orphan_with_an_old_template_is_adopted_and_rolled(kube: Kube, operator: mo.Operator) -> None:
+def test_an_orphan_with_an_old_template_is_adopted_and_rolled(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create()
     settle(operator)
     kube.ready("x-0")
@@ -101,11 +115,20 @@ def test_an_orphan_with_an_old_template_is_adopted_and_rolled(kube: Kube, operat
     eventually(lambda: make_pass(operator) and kube.uids().get("x-0") not in (None, before["x-0"]))
 
 
-def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(kube: Kube, operator: mo.Operator) -> None:
+def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create()
     settle(operator)
     before = kube.uids()
-    kube.patch_pod("x-0", labels={"app.kubernetes.io/managed-by": None, "app.kubernetes.io/instance": "y", "own": "1"})
+    kube.patch_pod(
+        "x-0",
+        labels={
+            "app.kubernetes.io/managed-by": None,
+            "app.kubernetes.io/instance": "y",
+            "own": "1",
+        },
+    )
     settle(operator)
     assert kube.uids() == before
     labels = kube.all_pods()["x-0"]["metadata"]["labels"]
@@ -113,7 +136,9 @@ def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(kube:
     assert kube.condition("Reconciled")["status"] == "True"
 
 
-def test_an_ending_pod_that_the_lists_do_not_show_is_waited_for(kube: Kube, operator: mo.Operator) -> None:
+def test_an_ending_pod_that_the_lists_do_not_show_is_waited_for(
+    kube: Kube, operator: mo.Operator
+) -> None:
     """It has our name but not our labels, so only another create shows that it is gone."""
     kube.create_pod("x-0")
     kube.hold("x-0")
@@ -156,17 +181,24 @@ def test_every_delete_carries_the_uid(kube: Kube, wire: Wire) -> None:
     deletes = [request for request in wire.requests if request.verb == "DELETE"]
     assert len(deletes) == 3
     for request in deletes:
-        assert json.loads(request.body)["preconditions"]["uid"] == uids[request.path.rpartition("/")[2]]
+        assert (
+            json.loads(request.body)["preconditions"]["uid"]
+            == uids[request.path.rpartition("/")[2]]
+        )
 
 
-def test_a_pod_that_has_become_ready_since_it_was_listed_is_not_deleted(kube: Kube, operator: mo.Operator) -> None:
+def test_a_pod_that_has_become_ready_since_it_was_listed_is_not_deleted(
+    kube: Kube, operator: mo.Operator
+) -> None:
     milvus = kube.create()
     make_pass(operator)
     listed = kube.all_pods()["x-0"] | {"status": {}}
     kube.ready("x-0")
     before = kube.uids()
     with pytest.raises(mo.ApiError) as error:
-        operator.cluster.delete(milvus, listed | {"metadata": listed["metadata"] | {"resourceVersion": "1"}})
+        operator.cluster.delete(
+            milvus, listed | {"metadata": listed["metadata"] | {"resourceVersion": "1"}}
+        )
     assert error.value.code == 409
     assert kube.uids() == before
 
@@ -186,7 +218,9 @@ def test_a_deleted_pod_with_finalizers_is_not_gone(kube: Kube, operator: mo.Oper
         operator.cluster.delete(milvus, left)
 
 
-def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(kube: Kube, operator: mo.Operator) -> None:
+def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(
+    kube: Kube, operator: mo.Operator
+) -> None:
     """The garbage collector would delete it together with the Milvus."""
     listed = kube.create()
     kube.create_pod("x-0", labels=mo.pod_labels(listed, 0))
@@ -208,7 +242,9 @@ def test_vetting_a_pod_does_not_create_it(kube: Kube, operator: mo.Operator) -> 
     assert kube.names() == []
 
 
-def test_the_orphan_of_a_milvus_that_is_gone_is_not_adopted(kube: Kube, operator: mo.Operator) -> None:
+def test_the_orphan_of_a_milvus_that_is_gone_is_not_adopted(
+    kube: Kube, operator: mo.Operator
+) -> None:
     gone = kube.create()
     kube.delete()
     eventually(lambda: kube.kubectl("get", "mi", "-o", "jsonpath={.items}") == "[]")
@@ -238,7 +274,9 @@ def test_a_pod_with_our_name_and_owner_in_another_namespace_is_ignored(kube: Kub
         other.kubectl("delete", "pod", "x-0", "--ignore-not-found")
 
 
-def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted(kube: Kube, operator: mo.Operator) -> None:
+def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted(
+    kube: Kube, operator: mo.Operator
+) -> None:
     milvus = kube.create()
     settle(operator)
     listed = kube.all_pods()["x-0"]

@@ -13,8 +13,19 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kit import ORIGINAL_MILVUS, TOP, Clock, Kube, StillClock, eventually, make_pass, new_operator, rest, settle
-from tests.wire import Handler, Wire
+from tests.lib.kit import (
+    ORIGINAL_MILVUS,
+    TOP,
+    Clock,
+    Kube,
+    StillClock,
+    eventually,
+    make_pass,
+    new_operator,
+    rest,
+    settle,
+)
+from tests.lib.wire import Handler, Wire
 
 
 def slow(wire: Wire, seconds: float, part: bytes = b"") -> None:
@@ -28,14 +39,19 @@ def slow(wire: Wire, seconds: float, part: bytes = b"") -> None:
     wire.fault = fault
 
 
-def test_the_milvus_of_the_original_example_is_served_unchanged(kube: Kube, operator: mo.Operator) -> None:
+def test_the_milvus_of_the_original_example_is_served_unchanged(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
     make_pass(operator)
     kube.ready("milvus-crd-test-0")
     pod = kube.all_pods()["milvus-crd-test-0"]
     assert pod["spec"]["containers"][0]["image"] == "milvusdb/milvus"
     assert pod["spec"]["containers"][0]["name"] == "milvus"
-    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("milvus-crd-test-0", "milvus-crd-test")
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (
+        "milvus-crd-test-0",
+        "milvus-crd-test",
+    )
     assert pod["metadata"]["annotations"]["zilliz.com/milvus-spec"] == "this is milvus spec"
     assert pod["metadata"]["labels"] == {
         "app.kubernetes.io/name": "milvus",
@@ -154,7 +170,9 @@ def test_a_succeeded_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
     assert kube.uids() != before
 
 
-def test_a_deleted_milvus_gets_no_new_pods_and_its_pods_are_deleted(kube: Kube, operator: mo.Operator) -> None:
+def test_a_deleted_milvus_gets_no_new_pods_and_its_pods_are_deleted(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create(replicas=2)
     settle(operator)
     kube.hold("x-1")
@@ -246,10 +264,14 @@ def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
     assert f"deleted pod {kube.ns}/x-1 (dry run): surplus: 1 wanted" in said
 
 
-def test_a_back_off_ends_on_time_however_long_the_pass_takes(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
+def test_a_back_off_ends_on_time_however_long_the_pass_takes(
+    kube: Kube, operator: mo.Operator, clock: Clock
+) -> None:
     """It ends between the decision about the pods and the status."""
     kube.kubectl("create", "quota", "q", "--hard=pods=1")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "1")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "1"
+    )
     kube.create(replicas=2)
     make_pass(operator)
     make_pass(operator)
@@ -291,14 +313,18 @@ def test_a_pass_begins_when_it_is_due_or_when_the_last_one_ends(
     assert began == starts
 
 
-def test_a_milvus_at_rest_is_served_again_when_anything_about_it_changes(kube: Kube, wire: Wire) -> None:
+def test_a_milvus_at_rest_is_served_again_when_anything_about_it_changes(
+    kube: Kube, wire: Wire
+) -> None:
     kube.create(replicas=2)
     kube.create("y")
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1", "y-0")
     wire.requests.clear()
     merge = "application/merge-patch+json"
-    kube.milvuses.status.patch(name="x", namespace=kube.ns, body={"status": {"readyReplicas": 7}}, content_type=merge)
+    kube.milvuses.status.patch(
+        name="x", namespace=kube.ns, body={"status": {"readyReplicas": 7}}, content_type=merge
+    )
     settle(operator)
     assert kube.status()["readyReplicas"] == 2
     kube.patch_pod("x-1", labels={mo.POD_INDEX_LABEL: None})
@@ -320,7 +346,9 @@ def test_a_pass_waits_at_its_end_for_writes_in_progress(kube: Kube, wire: Wire) 
     assert kube.names() == ["x-0"]
 
 
-def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues(kube: Kube, wire: Wire) -> None:
+def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues(
+    kube: Kube, wire: Wire
+) -> None:
     slow(wire, 0.3)
     kube.create(replicas=60)
     operator = new_operator(kube, server=wire.url, interval=0.5)
@@ -337,11 +365,17 @@ def test_the_milvus_that_has_waited_longest_goes_first(kube: Kube, wire: Wire) -
     kube.create("b")
     wire.requests.clear()
     make_pass(operator, once=True)
-    bodies = [request.body for request in wire.requests if request.verb == "POST" and request.path.endswith("/pods")]
+    bodies = [
+        request.body
+        for request in wire.requests
+        if request.verb == "POST" and request.path.endswith("/pods")
+    ]
     assert [json.loads(body)["metadata"]["name"] for body in bodies] == ["b-0", "a-1"]
 
 
-def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_write(kube: Kube, wire: Wire) -> None:
+def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_write(
+    kube: Kube, wire: Wire
+) -> None:
     """It delays other ordinals of its Milvus by one pass at most, and no other Milvus or status."""
     go_on, asked = threading.Event(), list[str]()
 
@@ -357,14 +391,18 @@ def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_write(kube: Kube
     operator = new_operator(kube, server=wire.url, timeout=60, interval=0.3)
     eventually(lambda: make_pass(operator) is not None and kube.names() == ["bad-1", "bad-2"])
     kube.create("good")
-    eventually(lambda: make_pass(operator) is not None and kube.names() == ["bad-1", "bad-2", "good-0"])
+    eventually(
+        lambda: make_pass(operator) is not None and kube.names() == ["bad-1", "bad-2", "good-0"]
+    )
     eventually(lambda: make_pass(operator) is not None and kube.status("bad")["replicas"] == 2)
     assert asked.count("bad-0") == 1
     go_on.set()
     eventually(lambda: make_pass(operator) and "bad-0" in kube.names())
 
 
-def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(kube: Kube, wire: Wire, clock: Clock) -> None:
+def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(
+    kube: Kube, wire: Wire, clock: Clock
+) -> None:
     """For example, that of a webhook that takes longer than the interval."""
     answered = threading.Event()
 
@@ -381,14 +419,18 @@ def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(kube: Kube,
     kube.create()
     make_pass(operator)
     assert answered.wait(10)
-    eventually(lambda: not make_pass(operator) and kube.condition("Reconciled").get("status") == "False")
+    eventually(
+        lambda: not make_pass(operator) and kube.condition("Reconciled").get("status") == "False"
+    )
     assert kube.condition("Reconciled")["message"] == "the webhook is slow"
     wire.fault = None
     clock.skip(30)
     eventually(lambda: make_pass(operator) and kube.names() == ["x-0"])
 
 
-def test_the_loop_collects_garbage_after_each_pass(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_collects_garbage_after_each_pass(
+    operator: mo.Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[weakref.ref[Any]] = []
     operator.interval = 0.01
     real = operator.run_pass
@@ -413,7 +455,9 @@ def test_the_loop_collects_garbage_after_each_pass(operator: mo.Operator, monkey
         gc.enable()
 
 
-def test_no_object_of_a_pass_outlives_the_next_collection(kube: Kube, operator: mo.Operator) -> None:
+def test_no_object_of_a_pass_outlives_the_next_collection(
+    kube: Kube, operator: mo.Operator
+) -> None:
     """The command collects garbage only between passes, so objects must not add up."""
     kube.create(replicas=3)
     sizes, threads = [], []

@@ -14,13 +14,18 @@ Obj = dict[str, Any]
 
 
 def milvus(**spec: Any) -> Obj:
-    return {"metadata": {"name": "x", "namespace": "ns", "uid": "uid-of-x"}, "spec": {"image": "milvus:1"} | spec}
+    return {
+        "metadata": {"name": "x", "namespace": "ns", "uid": "uid-of-x"},
+        "spec": {"image": "milvus:1"} | spec,
+    }
 
 
 def env_of(pod: Obj, container: int = 0) -> dict[str, Any]:
     variables = pod["spec"]["containers"][container]["env"]
     assert len({variable["name"] for variable in variables}) == len(variables)
-    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in variables}
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in variables
+    }
 
 
 def spec_of(**over: Any) -> Obj:
@@ -105,8 +110,14 @@ def test_the_pod_at_a_glance() -> None:
         ("\n".join(f"k{i}: {{a: 1}}" for i in range(33)), {f"k{i}.a": "1" for i in range(33)}),
         ("\n".join(f"k{i}: v" for i in range(1000)), {f"k{i}": "v" for i in range(1000)}),
         ("a: " + "x" * 65533, {"a": "x" * 65533}),
-        ("flag: off\nother: yes\nnone: ~\nnothing:", {"flag": "off", "other": "yes", "none": "~", "nothing": ""}),
-        ("octal: 0777\nfloat: 1e3\ndate: 2001-01-01", {"octal": "0777", "float": "1e3", "date": "2001-01-01"}),
+        (
+            "flag: off\nother: yes\nnone: ~\nnothing:",
+            {"flag": "off", "other": "yes", "none": "~", "nothing": ""},
+        ),
+        (
+            "octal: 0777\nfloat: 1e3\ndate: 2001-01-01",
+            {"octal": "0777", "float": "1e3", "date": "2001-01-01"},
+        ),
         ("quoted: 'it''s'\nfolded: >-\n  a\n  b", {"quoted": "it's", "folded": "a b"}),
         ("tagged: !!int 5\nobject: !!python/object:os.system x", {"tagged": "5", "object": "x"}),
         ("big: " + "9" * 5000, {"big": "9" * 5000}),
@@ -131,9 +142,18 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
     assert mo.settings_of(milvus(milvusSpec=text)) == settings
 
 
-PROXY, METRICS = (f"{name}.port cannot be changed: the ports of the pod depend on it" for name in ("proxy", "metrics"))
-LIST, NO_NAME = "a list may hold only scalars, not mappings or lists", "a key must be a string that is not empty"
-ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", "more than 32 levels of nesting"
+PROXY, METRICS = (
+    f"{name}.port cannot be changed: the ports of the pod depend on it"
+    for name in ("proxy", "metrics")
+)
+LIST, NO_NAME = (
+    "a list may hold only scalars, not mappings or lists",
+    "a key must be a string that is not empty",
+)
+ALIAS, LEVELS = (
+    "anchors and aliases are not allowed: write the value instead",
+    "more than 32 levels of nesting",
+)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +172,10 @@ ALIAS, LEVELS = "anchors and aliases are not allowed: write the value instead", 
         ("a: 1\n\na: 2", ", line 3: the same setting as on line 1"),
         ("b: 1\na: 1\na: 2", ", line 3: the same setting as on line 2"),
         ("common.storageType: a\nCOMMON_STORAGETYPE: b", ", line 2: the same setting as on line 1"),
-        ("common.storageType: a\nMilvus.common.storageType: b", ", line 2: the same setting as on line 1"),
+        (
+            "common.storageType: a\nMilvus.common.storageType: b",
+            ", line 2: the same setting as on line 1",
+        ),
         (
             "MILVUS_CONF_COMMON_STORAGETYPE: a\nb: c\ncommon:\n  storageType: b",
             ", line 4: the same setting as on line 1",
@@ -199,10 +222,15 @@ def test_what_milvus_spec_must_not_contain(text: str, message: str) -> None:
         ("a: 1\nb: \x07\nc: 1", "line 2: a character that YAML does not allow"),
         ("a: é\nb: \x07\nc: 1", "line 2: a character that YAML does not allow"),
         ("a: 1\n\ud800: x", "line 2: a character that YAML does not allow"),
-        ("# 😀 a comment of some length\na: \ud800\nb: 1", "line 2: a character that YAML does not allow"),
+        (
+            "# 😀 a comment of some length\na: \ud800\nb: 1",
+            "line 2: a character that YAML does not allow",
+        ),
     ],
 )
-@pytest.mark.parametrize("loader", [mo.YAML_LOADER, yaml.BaseLoader])  # the second is for a PyYAML without libyaml
+@pytest.mark.parametrize(
+    "loader", [mo.YAML_LOADER, yaml.BaseLoader]
+)  # the second is for a PyYAML without libyaml
 def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(
     text: str, message: str, loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +249,10 @@ def test_the_line_of_a_character_that_yaml_does_not_allow_is_named() -> None:
 def test_a_typo_replaces_no_pod_and_is_reported() -> None:
     """A typo must not reset a database to its defaults."""
     old = mo.new_pod(milvus(milvusSpec="common: {security: {authorizationEnabled: true}}"), 0)
-    old["metadata"]["uid"], old["status"] = "uid-0", {"conditions": [{"type": "Ready", "status": "True"}]}
+    old["metadata"]["uid"], old["status"] = (
+        "uid-0",
+        {"conditions": [{"type": "Ready", "status": "True"}]},
+    )
     broken = milvus(milvusSpec="common: {security: {authorizationEnabled: true}")
     broken["metadata"]["generation"] = 2
     for pods in ([old], []):
@@ -255,7 +286,8 @@ def test_messages_about_a_spec_never_quote_it(spec: Obj) -> None:
 
 def test_a_billion_laughs_are_refused_at_once() -> None:
     bomb = "a: &a [lol, lol]\n" + "".join(
-        f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
     with pytest.raises(mo.Invalid, match="anchors and aliases"):
         mo.settings_of(milvus(milvusSpec=bomb))
@@ -287,12 +319,20 @@ def test_another_setting_replaces_none_of_ours(name: str) -> None:
 
 def with_variable(name: str, value: str) -> Obj:
     """A Milvus whose spec.pod has an environment variable."""
-    return milvus(pod={"spec": {"containers": [{"name": "milvus", "env": [{"name": name, "value": value}]}]}})
+    return milvus(
+        pod={"spec": {"containers": [{"name": "milvus", "env": [{"name": name, "value": value}]}]}}
+    )
 
 
 def test_the_environment_has_the_users_settings_and_ours() -> None:
-    environment = env_of(mo.new_pod(milvus(milvusSpec="common: {storageType: minio}\nMQ_TYPE: pulsar\nmore: 1"), 0))
-    assert (environment["common.storageType"], environment["MQ_TYPE"], environment["more"]) == ("minio", "pulsar", "1")
+    environment = env_of(
+        mo.new_pod(milvus(milvusSpec="common: {storageType: minio}\nMQ_TYPE: pulsar\nmore: 1"), 0)
+    )
+    assert (environment["common.storageType"], environment["MQ_TYPE"], environment["more"]) == (
+        "minio",
+        "pulsar",
+        "1",
+    )
     assert "COMMON_STORAGETYPE" not in environment
     assert environment["ETCD_USE_EMBED"] == "true"
 
@@ -319,7 +359,10 @@ def test_resources_and_a_node_selector() -> None:
     assert spec["tolerations"] == [{"key": "db", "operator": "Exists"}]
     assert spec["imagePullSecrets"] == [{"name": "s"}]
     (container,) = spec["containers"]
-    assert container["resources"] == {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "8Gi"}}
+    assert container["resources"] == {
+        "requests": {"cpu": "250m", "memory": "1Gi"},
+        "limits": {"memory": "8Gi"},
+    }
     assert container["image"] == "milvus:1"
 
 
@@ -347,7 +390,10 @@ def test_a_sidecar_an_init_container_and_a_volume() -> None:
     )
     assert [container["name"] for container in spec["containers"]] == ["milvus", "side"]
     assert spec["initContainers"] == [{"name": "init", "image": "init:1"}]
-    assert spec["volumes"] == [{"name": "data", "emptyDir": {}}, {"name": "tmp", "emptyDir": {"medium": "Memory"}}]
+    assert spec["volumes"] == [
+        {"name": "data", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"medium": "Memory"}},
+    ]
     assert spec["containers"][0]["volumeMounts"] == [
         {"name": "data", "mountPath": "/var/lib/milvus"},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -376,7 +422,11 @@ def test_ports_merge_by_their_number_and_probes_by_their_kind() -> None:
         "httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5, "periodSeconds": 5, "failureThreshold": 1
     }  # fmt: skip
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
-    assert container["livenessProbe"] == {"exec": {"command": ["true"]}, "timeoutSeconds": 5, "periodSeconds": 15}
+    assert container["livenessProbe"] == {
+        "exec": {"command": ["true"]},
+        "timeoutSeconds": 5,
+        "periodSeconds": 15,
+    }
 
 
 @pytest.mark.parametrize("kind", ["exec", "httpGet", "tcpSocket", "grpc"])
@@ -393,7 +443,10 @@ def test_lists_without_a_key_replace(args: list[str]) -> None:
 
 def test_duplicates_and_values_that_are_not_lists_are_left_for_the_api_server_to_refuse() -> None:
     twice = [{"name": "milvus", "image": "a"}, {"name": "milvus", "image": "b"}]
-    assert [container["image"] for container in spec_of(containers=twice)["containers"]] == ["a", "b"]
+    assert [container["image"] for container in spec_of(containers=twice)["containers"]] == [
+        "a",
+        "b",
+    ]
     assert spec_of(containers={})["containers"] == {}
 
 
@@ -432,7 +485,9 @@ def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_check(over: O
 def test_each_pod_has_a_claim_of_its_own() -> None:
     stored = milvus(storage={"size": "5Gi", "storageClassName": "fast"})
     pod = mo.new_pod(stored, 3)
-    assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "data-x-3"}}]
+    assert pod["spec"]["volumes"] == [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data-x-3"}}
+    ]
     assert mo.new_claim(stored, pod) == {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.kit import Clock, Kube, eventually, make_pass, new_namespace, new_operator, new_wire, rest, settle
-from tests.wire import Handler, Wire
+from tests.lib.kit import (
+    Clock,
+    Kube,
+    eventually,
+    make_pass,
+    new_namespace,
+    new_operator,
+    new_wire,
+    rest,
+    settle,
+)
+from tests.lib.wire import Handler, Wire
 
 Obj = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"
@@ -24,7 +34,13 @@ repeatable = settings(max_examples=400, derandomize=True, deadline=None, databas
 
 
 def milvus(replicas: int = 3, **spec: Any) -> Obj:
-    metadata = {"name": "mv", "namespace": "ns", "uid": "uid-of-mv", "generation": 1, "resourceVersion": "1"}
+    metadata = {
+        "name": "mv",
+        "namespace": "ns",
+        "uid": "uid-of-mv",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
     return {"metadata": metadata, "spec": {"image": "milvus:2", "replicas": replicas} | spec}
 
 
@@ -32,7 +48,13 @@ OLD = milvus(image="milvus:1")
 EARLIER = "uid-of-an-earlier-mv"
 OTHERS = {
     "stranger": None,
-    "of a Deployment": {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "mv", "uid": "x", "controller": True},
+    "of a Deployment": {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "name": "mv",
+        "uid": "x",
+        "controller": True,
+    },
     "of an earlier mv": mo.owner_reference(milvus()) | {"uid": EARLIER},
 }
 
@@ -43,12 +65,25 @@ def a_pod(draw: st.DrawFn) -> Obj:
     ordinal, ours = draw(st.integers(0, 6)), milvus()
     whose = draw(st.sampled_from(["ours", "ours", "ours", "orphan", *OTHERS]))
     template = draw(st.sampled_from([mo.template_hash(ours), mo.template_hash(OLD), None]))
-    state = draw(st.sampled_from(["Ready", "Ready", "Running", "Pending", "Failed", "Succeeded", "no status"]))
+    state = draw(
+        st.sampled_from(
+            ["Ready", "Ready", "Running", "Pending", "Failed", "Succeeded", "no status"]
+        )
+    )
     labels = mo.pod_labels(ours, ordinal)
     if whose == "ours" and draw(st.booleans()):
         del labels[draw(st.sampled_from(sorted(labels)))]
-    name = draw(st.sampled_from([f"mv-{ordinal}"] * 9 + [f"mv-0{ordinal}", "mv-x", "mv", f"other-{ordinal}"]))
-    metadata: Obj = {"name": name, "namespace": "ns", "uid": f"pod-{next(numbers)}", "resourceVersion": "1"}
+    name = draw(
+        st.sampled_from(
+            [f"mv-{ordinal}"] * 9 + [f"mv-0{ordinal}", "mv-x", "mv", f"other-{ordinal}"]
+        )
+    )
+    metadata: Obj = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"pod-{next(numbers)}",
+        "resourceVersion": "1",
+    }
     if whose in ("ours", "orphan") or draw(st.booleans()):
         metadata["labels"] = labels
     if owner := mo.owner_reference(ours) if whose == "ours" else OTHERS.get(whose):
@@ -60,14 +95,21 @@ def a_pod(draw: st.DrawFn) -> Obj:
     pod: Obj = {"metadata": metadata}
     if state != "no status":
         phase = "Running" if state == "Ready" else state
-        pod["status"] = {"phase": phase, "conditions": [{"type": "Ready", "status": str(state == "Ready")}]}
+        pod["status"] = {
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": str(state == "Ready")}],
+        }
     return pod
 
 
-some_faults = st.lists(st.sampled_from([None, None, "lost", 403, 404, 409, 422, 429, 500]), max_size=8)
+some_faults = st.lists(
+    st.sampled_from([None, None, "lost", 403, 404, 409, 422, 429, 500]), max_size=8
+)
 some_pods = st.lists(a_pod(), max_size=9, unique_by=mo.name_of)
 some_words = st.builds(
-    mo.Words, st.sampled_from(["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError"]), st.text()
+    mo.Words,
+    st.sampled_from(["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError"]),
+    st.text(),
 )
 some_problems = st.dictionaries(
     st.sampled_from(["create", "vet", "delete", *(f"mv-{i}" for i in range(4))]), some_words
@@ -87,7 +129,9 @@ def is_others(pod: Obj) -> bool:
 
 
 def ready(pod: Obj) -> Obj:
-    return pod | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+    return pod | {
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    }
 
 
 # One operator --------------------------------------------------------------------------
@@ -98,20 +142,30 @@ class World:
     does, and the kubelets act between the passes."""
 
     def __init__(
-        self, wanted: Obj, pods: list[Obj], broken: bool = False, faults: Sequence[int | str | None] = ()
+        self,
+        wanted: Obj,
+        pods: list[Obj],
+        broken: bool = False,
+        faults: Sequence[int | str | None] = (),
     ) -> None:
         self.milvus, self.pods, self.broken = wanted, {mo.name_of(pod): pod for pod in pods}, broken
-        self.faults = list(faults)  # for each of the next writes: an error code, `lost` for a lost answer, or none
+        self.faults = list(
+            faults
+        )  # for each of the next writes: an error code, `lost` for a lost answer, or none
         # What the operator knows from one pass to the next:
         self.vetted = self.announced = ""
         self.replaced = False  # whether finished pods were replaced a moment ago
         self.hidden: set[str] = set()  # the names of strangers that no list shows
-        self.failed: set[str] = set()  # the names and verbs that failed in this pass and rest in the next one
+        self.failed: set[str] = (
+            set()
+        )  # the names and verbs that failed in this pass and rest in the next one
         self.resting: set[str] = set()
 
     def listed(self) -> dict[str, Obj]:
         """The pods that the operator considers: those with our label, and our owner or our instance."""
-        ours = {name: pod for name, pod in self.pods.items() if mo.MANAGED_BY_LABEL in mo.labels_of(pod)}
+        ours = {
+            name: pod for name, pod in self.pods.items() if mo.MANAGED_BY_LABEL in mo.labels_of(pod)
+        }
         return {
             name: pod
             for name, pod in ours.items()
@@ -135,7 +189,8 @@ class World:
         limits = mo.Limits(
             replace=not self.replaced,
             vetted=self.vetted == mo.template_hash(self.milvus),
-            held=mo.strangers(self.milvus, self.view.values()).keys() | self.hidden - self.view.keys(),
+            held=mo.strangers(self.milvus, self.view.values()).keys()
+            | self.hidden - self.view.keys(),
             skip=self.resting | self.changed,
             disruptable=mo.disruptable(self.view.values(), self.announced, self.newer),
         )
@@ -153,7 +208,9 @@ class World:
             if action.verb == "create" and error.is_taken:
                 pod = self.pods.get(name)
                 self.hidden |= mo.strangers(self.milvus, [pod] if pod else []).keys()
-            elif error.is_conflict or (error.code == 404 and action.verb in ("delete", "adopt", "label")):
+            elif error.is_conflict or (
+                error.code == 404 and action.verb in ("delete", "adopt", "label")
+            ):
                 self.changed.add(name)
                 return
             else:
@@ -200,9 +257,13 @@ class World:
             assert not mo.is_ending(now)
         if action.disrupts and ordinal in wanted:
             others = {
-                i for i in wanted if i != ordinal and f"mv-{i}" not in mo.strangers(milvus(7), self.pods.values())
+                i
+                for i in wanted
+                if i != ordinal and f"mv-{i}" not in mo.strangers(milvus(7), self.pods.values())
             }
-            assert all(mo.is_ready(self.pods[f"mv-{i}"]) for i in others), "another pod is not Ready"
+            assert all(mo.is_ready(self.pods[f"mv-{i}"]) for i in others), (
+                "another pod is not Ready"
+            )
 
     def written(self, action: mo.Action) -> Obj:
         """The pod after the write."""
@@ -231,27 +292,41 @@ class World:
 
     def is_moving(self) -> bool:
         """Whether something will still change without a new decision."""
-        return self.replaced or bool(self.resting | self.failed) or any(map(mo.is_ending, self.pods.values()))
+        return (
+            self.replaced
+            or bool(self.resting | self.failed)
+            or any(map(mo.is_ending, self.pods.values()))
+        )
 
     def mine(self, pods: dict[str, Obj]) -> dict[int, Obj]:
-        return {i: pod for i, pod in mo.members(self.milvus, pods.values()).items() if is_active(pod)}
+        return {
+            i: pod for i, pod in mo.members(self.milvus, pods.values()).items() if is_active(pod)
+        }
 
     def ready(self) -> int:
         """How many wanted pods are Ready."""
         wanted = mo.replicas_of(self.milvus)
-        return sum(ordinal < wanted and mo.is_ready(pod) for ordinal, pod in self.mine(self.pods).items())
+        return sum(
+            ordinal < wanted and mo.is_ready(pod) for ordinal, pod in self.mine(self.pods).items()
+        )
 
 
 @repeatable
 @given(some_pods, st.integers(0, 6), some_faults)
-def test_the_goal_is_reached_and_kept(pods: list[Obj], replicas: int, faults: list[int | str | None]) -> None:
+def test_the_goal_is_reached_and_kept(
+    pods: list[Obj], replicas: int, faults: list[int | str | None]
+) -> None:
     world = World(milvus(replicas), pods, faults=faults)
     strangers = [pod for pod in pods if is_others(pod) and not is_leaving(pod)]
-    most = max(replicas, len(world.mine(world.pods)) + sum(mo.is_orphan(world.milvus, pod) for pod in pods))
+    most = max(
+        replicas, len(world.mine(world.pods)) + sum(mo.is_orphan(world.milvus, pod) for pod in pods)
+    )
     for _ in range(2 * len(pods) + 4 + 2 * len(faults)):
         before = world.ready()
         tried = world.make_pass()
-        assert faults or len(world.mine(world.pods)) <= most, "more pods than are wanted"  # a delete may be refused
+        assert faults or len(world.mine(world.pods)) <= most, (
+            "more pods than are wanted"
+        )  # a delete may be refused
         assert world.ready() >= before - 1, "two Ready pods were deleted at once"
         if not tried and not world.is_moving():
             break
@@ -296,11 +371,18 @@ def test_the_order_of_the_pods_does_not_matter(
     assert sorted(map(str, one)) == sorted(map(str, other))
     assert [a for a in one if a.verb == "delete"] == [a for a in other if a.verb == "delete"]
     reordered = {name: problems[name] for name in names}
-    assert mo.status_of(wanted, pods, problems, NOW) == mo.status_of(wanted, shuffled, reordered, NOW)
+    assert mo.status_of(wanted, pods, problems, NOW) == mo.status_of(
+        wanted, shuffled, reordered, NOW
+    )
 
 
 @repeatable
-@given(some_pods, st.integers(0, 6), st.sets(st.sampled_from([f"mv-{i}" for i in range(7)])), st.booleans())
+@given(
+    some_pods,
+    st.integers(0, 6),
+    st.sets(st.sampled_from([f"mv-{i}" for i in range(7)])),
+    st.booleans(),
+)
 def test_no_action_is_decided_for_a_pod_that_must_be_left_alone(
     pods: list[Obj], replicas: int, skip: set[str], vetted: bool
 ) -> None:
@@ -328,7 +410,9 @@ def test_a_status_that_was_written_is_not_written_again(
     wanted = milvus(replicas)
     earlier = mo.status_of(wanted, pods, before, "2025-01-01T00:00:00Z")
     status = mo.status_of(wanted | {"status": earlier}, pods, problems, NOW)
-    assert mo.status_of(wanted | {"status": status}, pods, problems, "2026-01-02T00:00:00Z") == status
+    assert (
+        mo.status_of(wanted | {"status": status}, pods, problems, "2026-01-02T00:00:00Z") == status
+    )
 
 
 # Two copies ----------------------------------------------------------------------------
@@ -345,7 +429,9 @@ class Copies:
     def __init__(self) -> None:
         self.revision, self.pods = 1, dict[str, Obj]()
         self.milvus = milvus(3) | {"status": {}}
-        self.down: set[int] = set()  # ordinals whose Ready pod a copy has deleted, until they are Ready again
+        self.down: set[int] = (
+            set()
+        )  # ordinals whose Ready pod a copy has deleted, until they are Ready again
         self.copies = [self.copy(), self.copy()]
 
     # Who acts.
@@ -373,7 +459,9 @@ class Copies:
     def move(self, what: str, which: int) -> None:
         """Make one thing happen."""
         if what == "the image changes":
-            self.change_the_spec(image="milvus:1" if self.milvus["spec"]["image"] == "milvus:2" else "milvus:2")
+            self.change_the_spec(
+                image="milvus:1" if self.milvus["spec"]["image"] == "milvus:2" else "milvus:2"
+            )
         elif what == "the replicas change":
             self.change_the_spec(replicas=1 if self.milvus["spec"]["replicas"] == 3 else 3)
         elif what == "kubelets":
@@ -390,7 +478,10 @@ class Copies:
             pods, revision = dict(self.pods), self.revision
             yield "list Milvus"
             wanted, changed = self.milvus, set[str]()
-            announced, newer = wanted["status"].get("disruptedPod", ""), revision >= int(mo.version_of(wanted))
+            announced, newer = (
+                wanted["status"].get("disruptedPod", ""),
+                revision >= int(mo.version_of(wanted)),
+            )
             for _ in range(mo.Operator.ROUNDS):
                 may = mo.disruptable(pods.values(), announced, newer)
                 todo = mo.decide(wanted, pods.values(), mo.Limits(skip=changed, disruptable=may))
@@ -438,10 +529,14 @@ class Copies:
             raise Conflict
         if mo.is_ready(now):
             others = {i for i in self.down if i != ordinal and i < mo.replicas_of(wanted)}
-            assert ordinal >= mo.replicas_of(wanted) or not others, f"mv-{ordinal} is deleted while {others} are down"
+            assert ordinal >= mo.replicas_of(wanted) or not others, (
+                f"mv-{ordinal} is deleted while {others} are down"
+            )
             self.down.add(ordinal)
         if not mo.is_ending(now):
-            self.pods[mo.name_of(pod)] = self.stored(now | {"metadata": now["metadata"] | {"deletionTimestamp": NOW}})
+            self.pods[mo.name_of(pod)] = self.stored(
+                now | {"metadata": now["metadata"] | {"deletionTimestamp": NOW}}
+            )
         return self.pods[mo.name_of(pod)]
 
     def comes_to_rest(self) -> bool:
@@ -456,10 +551,18 @@ class Copies:
             self.kubelets()
         fresh = [name for name, pod in self.pods.items()
                  if mo.is_ready(pod) and mo.template_hash_of(pod) == mo.template_hash(self.milvus)]  # fmt: skip
-        return sorted(fresh) == sorted(self.pods) == [f"mv-{i}" for i in range(mo.replicas_of(self.milvus))]
+        return (
+            sorted(fresh)
+            == sorted(self.pods)
+            == [f"mv-{i}" for i in range(mo.replicas_of(self.milvus))]
+        )
 
 
-MOVES = ["kubelets"] * 3 + ["list Milvus"] * 2 + ["announce", "delete", "the image changes", "the replicas change"]
+MOVES = (
+    ["kubelets"] * 3
+    + ["list Milvus"] * 2
+    + ["announce", "delete", "the image changes", "the replicas change"]
+)
 
 
 @settings(repeatable, phases=[Phase.generate])
@@ -527,13 +630,17 @@ def test_a_copy_that_could_not_delete_a_pod_waits_while_another_copy_does(
         passing.join()
         slow.close()
     after = kube.uids()
-    assert [name for name in before if after.get(name) != before[name]] == ["x-2"], "one Ready pod at a time"
+    assert [name for name in before if after.get(name) != before[name]] == ["x-2"], (
+        "one Ready pod at a time"
+    )
 
 
 # Namespaces ----------------------------------------------------------------------------
 
 
-def test_a_milvus_is_given_the_pods_of_its_own_namespace(kube: Kube, plane: ControlPlane, wire: Wire) -> None:
+def test_a_milvus_is_given_the_pods_of_its_own_namespace(
+    kube: Kube, plane: ControlPlane, wire: Wire
+) -> None:
     """Names, and even the UIDs in owner references, may be the same in several namespaces."""
     with new_namespace(plane) as other:
         here, there = kube.create(replicas=2), other.create(replicas=1)
@@ -546,12 +653,18 @@ def test_a_milvus_is_given_the_pods_of_its_own_namespace(kube: Kube, plane: Cont
         assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {mo.uid_of(here)}
         assert other.names() == ["x-0", "x-1", "x-5"]
         assert mo.owner_uid(other.all_pods()["x-0"]) == mo.uid_of(there)
-        assert mo.owner_uid(other.all_pods()["x-1"]) == mo.uid_of(there), "the orphan is in the other namespace"
+        assert mo.owner_uid(other.all_pods()["x-1"]) == mo.uid_of(there), (
+            "the orphan is in the other namespace"
+        )
         before = other.uids()["x-0"]
         kube.change(replicas=0)
         eventually(lambda: make_pass(everywhere) or kube.names() == [])
         assert other.uids()["x-0"] == before
-        deleted = {request.path.partition("/namespaces/")[2] for request in wire.requests if request.verb == "DELETE"}
+        deleted = {
+            request.path.partition("/namespaces/")[2]
+            for request in wire.requests
+            if request.verb == "DELETE"
+        }
         assert deleted == {f"{kube.ns}/pods/x-0", f"{kube.ns}/pods/x-1", f"{other.ns}/pods/x-1"}
         for name in ("x-1", "x-5"):
             other.release(name)

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from local.controlplane import cache
-from tests.kit import TOP
-from tests.matrix import NEWEST, environment, find_python
+from tests.lib.kit import TOP
+from tests.lib.matrix import NEWEST, environment, find_python
 
 TESTS = (
     "tests/test_python.py",
@@ -36,11 +36,23 @@ def test_the_images_python_starts_verifies_certificates_and_reads_deep_json() ->
     python = find_python(named[1])
     if not python:
         pytest.skip(f"this machine has no Python {named[1]}, which the image has")
-    pins = b"".join((TOP / file).read_bytes() for file in ("requirements.txt", "tests/requirements.txt"))
+    pins = b"".join(
+        (TOP / file).read_bytes() for file in ("requirements.txt", "tests/requirements.txt")
+    )
     folder = cache().parent / f"python-{named[1]}-{hashlib.sha256(pins).hexdigest()[:12]}"
     if not (folder / "ready").exists():
         environment(folder, python, NEWEST)
         (folder / "ready").touch()
-    run = [str(folder / "bin/python"), "-m", "pytest", "-q", "-m", "platform", "-p", "no:cacheprovider", *TESTS]
+    run = [
+        str(folder / "bin/python"),
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "platform",
+        "-p",
+        "no:cacheprovider",
+        *TESTS,
+    ]
     done = subprocess.run(run, cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]

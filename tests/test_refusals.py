@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import milvus_operator as mo
-from tests.kit import (
+from tests.lib.kit import (
     Clock,
     Command,
     Kube,
@@ -26,7 +26,7 @@ from tests.kit import (
     rest,
     settle,
 )
-from tests.wire import Handler, Wire
+from tests.lib.wire import Handler, Wire
 
 
 def fault_hang(handler: Handler, verb: str, path: str) -> bool:
@@ -57,7 +57,12 @@ def test_one_refused_write_does_not_starve_the_others(kube: Kube, operator: mo.O
     }  # fmt: skip
     for body in (policy, binding):
         kube.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    eventually(lambda: "not that one" in kube.kubectl("run", "x-0", "--image=a", "--dry-run=server", check=False))
+    eventually(
+        lambda: (
+            "not that one"
+            in kube.kubectl("run", "x-0", "--image=a", "--dry-run=server", check=False)
+        )
+    )
     kube.create(replicas=3)
     make_pass(operator)
     assert "not that one" in kube.condition("Reconciled")["message"]
@@ -123,7 +128,9 @@ def test_what_has_been_done_is_no_longer_reported_as_refused(
     kube: Kube, operator: mo.Operator, clock: Clock, wire: Wire, by_another_copy: bool
 ) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=0")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0"
+    )
     kube.create()
     assert not make_pass(operator)
     kube.kubectl("delete", "quota", "q")
@@ -136,10 +143,14 @@ def test_what_has_been_done_is_no_longer_reported_as_refused(
     assert kube.condition("Reconciled")["status"] == "True"
 
 
-def test_a_refusal_that_another_copy_saw_resolved_is_not_written_again(kube: Kube, wire: Wire) -> None:
+def test_a_refusal_that_another_copy_saw_resolved_is_not_written_again(
+    kube: Kube, wire: Wire
+) -> None:
     """Otherwise, each copy would overwrite the status of the other in every pass."""
     kube.kubectl("create", "quota", "q", "--hard=pods=0")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0"
+    )
     kube.create()
     one, other = new_operator(kube, server=wire.url), new_operator(kube, server=wire.url)
     assert not make_pass(one)
@@ -156,7 +167,9 @@ def test_a_refusal_that_another_copy_saw_resolved_is_not_written_again(kube: Kub
 
 def test_a_quota_of_two_for_twenty_pods_costs_few_requests(kube: Kube, wire: Wire) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=2")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2"
+    )
     kube.create(replicas=20)
     clock = StillClock()
     operator = new_operator(kube, server=wire.url, clock=clock)
@@ -166,13 +179,19 @@ def test_a_quota_of_two_for_twenty_pods_costs_few_requests(kube: Kube, wire: Wir
     reconciled = kube.condition("Reconciled")
     assert (reconciled["status"], reconciled["reason"]) == ("False", "QuotaExceeded")
     assert "exceeded quota: q" in reconciled["message"]
-    posts = [request for request in wire.requests if request.verb == "POST" and request.path.endswith("/pods")]
+    posts = [
+        request
+        for request in wire.requests
+        if request.verb == "POST" and request.path.endswith("/pods")
+    ]
     assert len(posts) <= 7, "batches of 1, 2 and 4: two pods, and the refusals of those batches"
     clock.skip(1)
     settle(operator)
     kube.delete_pod("x-0")
     kube.gone("x-0")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.used.pods}") == "1")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.used.pods}") == "1"
+    )
     make_pass(operator)
     assert kube.names() == there, "at once, because one pod fewer makes room for another"
     kube.kubectl("delete", "quota", "q")
@@ -186,21 +205,27 @@ def test_a_quota_of_two_for_twenty_pods_costs_few_requests(kube: Kube, wire: Wir
 
 def test_many_pods_under_a_quota_that_allows_them(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=100")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "100")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "100"
+    )
     kube.create(replicas=60)
     assert make_pass(operator, once=True)
     assert len(kube.names()) == 60
 
 
 @pytest.mark.parametrize("code", [0, 403, 422, 429, 500])
-def test_a_delete_that_keeps_failing_delays_no_other_pod(kube: Kube, wire: Wire, clock: Clock, code: int) -> None:
+def test_a_delete_that_keeps_failing_delays_no_other_pod(
+    kube: Kube, wire: Wire, clock: Clock, code: int
+) -> None:
     kube.create(replicas=4)
     operator = new_operator(kube, server=wire.url, clock=clock, timeout=1)
     rest(operator, kube, *(f"x-{i}" for i in range(4)))
     kube.delete_pod("x-0")
     kube.gone("x-0")
     fault = refusing("DELETE", "/pods/x-3", code)
-    wire.fault = fault if code else lambda handler, verb, path: bool(fault_hang(handler, verb, path))
+    wire.fault = (
+        fault if code else lambda handler, verb, path: bool(fault_hang(handler, verb, path))
+    )
     kube.change(replicas=2)
     for _ in range(2):
         make_pass(operator)
@@ -282,7 +307,9 @@ def test_a_problem_whose_message_varies_is_logged_once(
     assert caplog.text.count("resolved: cannot reach") == 1
 
 
-def test_a_right_that_many_need_is_reported_once(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_right_that_many_need_is_reported_once(
+    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     right = 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
     wire.fault = refusing("POST", f"/{kube.ns}/pods", 403, right, "Forbidden")
     for name in "abcde":
@@ -291,12 +318,19 @@ def test_a_right_that_many_need_is_reported_once(kube: Kube, wire: Wire, caplog:
     for _ in range(3):
         make_pass(operator)
     assert [record.levelname for record in caplog.records if record.levelno > 20] == ["ERROR"]
-    assert "cannot create resource" in kube.condition("Reconciled", "a")["message"], "the server's own words"
-    assert (kube.condition("Stalled", "a")["status"], kube.condition("Stalled", "a")["reason"]) == ("True", "Forbidden")
+    assert "cannot create resource" in kube.condition("Reconciled", "a")["message"], (
+        "the server's own words"
+    )
+    assert (kube.condition("Stalled", "a")["status"], kube.condition("Stalled", "a")["reason"]) == (
+        "True",
+        "Forbidden",
+    )
 
 
 @pytest.mark.parametrize("change", [{"replicas": 1}, {"image": "milvus:2"}])
-def test_a_delete_that_is_refused_fails_once_and_is_reported(kube: Kube, wire: Wire, change: Obj) -> None:
+def test_a_delete_that_is_refused_fails_once_and_is_reported(
+    kube: Kube, wire: Wire, change: Obj
+) -> None:
     kube.create(replicas=2)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1")
@@ -342,7 +376,12 @@ def test_a_write_that_fails_after_the_end_of_its_pass_is_reported(
     answer = b'{"kind": "Status", "reason": "InternalError", "message": "webhook timed out"}'
     wire.spoil("POST", "/pods", 500, answer, after=1)
     kube.create()
-    command("--kubeconfig", kubeconfig(tmp_path / "config", kube.plane, server=wire.url), "--interval", "0.3")
+    command(
+        "--kubeconfig",
+        kubeconfig(tmp_path / "config", kube.plane, server=wire.url),
+        "--interval",
+        "0.3",
+    )
     eventually(lambda: kube.condition("Reconciled").get("reason") == "APIError")
     assert kube.condition("Reconciled")["message"] == "webhook timed out"
     wire.fault = None
@@ -350,7 +389,9 @@ def test_a_write_that_fails_after_the_end_of_its_pass_is_reported(
     eventually(lambda: kube.condition("Reconciled")["status"] == "True")
 
 
-def test_a_status_that_is_refused_delays_no_other(kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_status_that_is_refused_delays_no_other(
+    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = b'{"kind": "Status", "reason": "Forbidden", "message": "denied by a webhook"}'
     wire.spoil("PATCH", "/a/status", 403, answer)
     operator = new_operator(kube, server=wire.url)
@@ -360,7 +401,10 @@ def test_a_status_that_is_refused_delays_no_other(kube: Kube, wire: Wire, caplog
     for _ in range(3):
         make_pass(operator)
     assert kube.status("b")["replicas"] == 1
-    assert caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook") == 1
+    assert (
+        caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook")
+        == 1
+    )
     wire.fault = None
     make_pass(operator)
     assert kube.status("a") == {"observedGeneration": -1}, "it waits for its back-off"

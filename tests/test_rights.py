@@ -8,11 +8,14 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kit import TOP, Kube, Obj, client, make_pass, new_operator
-from tests.wire import Request, Wire
+from tests.lib.kit import TOP, Kube, Obj, client, make_pass, new_operator
+from tests.lib.wire import Request, Wire
 
 Right = tuple[str, str]  # verb, resource with its group
-IMPLIED = ("update", "zilliz.com/milvuses/finalizers")  # the API server requires it for blockOwnerDeletion
+IMPLIED = (
+    "update",
+    "zilliz.com/milvuses/finalizers",
+)  # the API server requires it for blockOwnerDeletion
 
 
 def manifest(file: str, namespace: str) -> list[Obj]:
@@ -64,7 +67,15 @@ def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list
     kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
     yield documents, namespace
     if namespace != kube.ns:
-        kube.kubectl("delete", "-n", namespace, "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(documents))
+        kube.kubectl(
+            "delete",
+            "-n",
+            namespace,
+            "-f",
+            "-",
+            "--wait=false",
+            stdin=yaml.safe_dump_all(documents),
+        )
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
@@ -108,14 +119,20 @@ def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     )  # fmt: skip
     live(kube, operator)
     assert "not allowed" not in caplog.text
-    used = {right_of(request) for request in wire.requests if request.path != f"/apis/{mo.API_VERSION}"}
+    used = {
+        right_of(request) for request in wire.requests if request.path != f"/apis/{mo.API_VERSION}"
+    }
     assert used | {IMPLIED} == rights(documents)
-    assert not [request for request in wire.requests if request.code == 403 and kube.ns in request.path]
+    assert not [
+        request for request in wire.requests if request.code == 403 and kube.ns in request.path
+    ]
     assert mo.owner_uid(kube.all_pods()["x-0"]) == kube.get()["metadata"]["uid"]
 
 
 @pytest.mark.parametrize(
-    "missing", sorted(rights(manifest("deploy-namespaced.yaml", ""))), ids=lambda right: " ".join(right)
+    "missing",
+    sorted(rights(manifest("deploy-namespaced.yaml", ""))),
+    ids=lambda right: " ".join(right),
 )
 @pytest.mark.platform
 def test_a_missing_right_is_named_and_everything_else_goes_on(
@@ -132,7 +149,10 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(
     operator = new_operator(kube, token=token(kube, kube.ns))
     live(kube, operator)
     named = without_group(resource)
-    assert f"not allowed to {verb} {named} in namespace {kube.ns}: grant this right to the operator" in caplog.text
+    assert (
+        f"not allowed to {verb} {named} in namespace {kube.ns}: grant this right to the operator"
+        in caplog.text
+    )
     assert caplog.text.count(f"not allowed to {verb} {named} in") == 1, "logged once"
     if verb == "list":
         assert "x-1" not in kube.names(), "nothing is decided without both lists"
@@ -142,7 +162,9 @@ def test_a_missing_right_is_named_and_everything_else_goes_on(
         assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]
 
 
-def test_without_any_rights_the_operator_says_so_and_keeps_trying(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_any_rights_the_operator_says_so_and_keeps_trying(
+    kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
     kube.kubectl("create", "serviceaccount", "milvus-operator")
     operator = new_operator(kube, token=token(kube, kube.ns))
     for _ in range(3):
@@ -152,7 +174,9 @@ def test_without_any_rights_the_operator_says_so_and_keeps_trying(kube: Kube, ca
     ]
 
 
-def test_pod_security_accepts_the_operators_pod(kube: Kube, installed: tuple[list[Obj], str]) -> None:
+def test_pod_security_accepts_the_operators_pod(
+    kube: Kube, installed: tuple[list[Obj], str]
+) -> None:
     documents, namespace = installed
     template = documents[-1]["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
@@ -168,4 +192,6 @@ def test_pod_security_accepts_the_operators_pod(kube: Kube, installed: tuple[lis
 def test_an_installation_changes_only_one_image_line() -> None:
     for file in ("deploy.yaml", "deploy-namespaced.yaml"):
         lines = [line.strip() for line in (TOP / file).read_text().splitlines()]
-        assert [line for line in lines if line.startswith("image:")] == [f"image: milvus-operator:{mo.__version__}"]
+        assert [line for line in lines if line.startswith("image:")] == [
+            f"image: milvus-operator:{mo.__version__}"
+        ]

@@ -12,11 +12,24 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Clock, Kube, Obj, eventually, make_pass, new_operator, new_wire, refusing, rest, settle
-from tests.wire import Handler, Wire
+from tests.lib.kit import (
+    Clock,
+    Kube,
+    Obj,
+    eventually,
+    make_pass,
+    new_operator,
+    new_wire,
+    refusing,
+    rest,
+    settle,
+)
+from tests.lib.wire import Handler, Wire
 
 
-def paused(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Any]) -> None:
+def paused(
+    operator: mo.Operator, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Any]
+) -> None:
     """Make a pass in which something changes after the operator has listed and before it acts."""
     real = operator.cluster.snapshot
 
@@ -33,7 +46,9 @@ def paused(operator: mo.Operator, monkeypatch: pytest.MonkeyPatch, change: Calla
 def announce(kube: Kube, uid: str) -> None:
     """Announce a pod like another copy of the operator, which then dies."""
     body = {"status": {"disruptedPod": f"{uid} then"}}
-    kube.milvuses.status.patch(name="x", namespace=kube.ns, body=body, content_type="application/merge-patch+json")
+    kube.milvuses.status.patch(
+        name="x", namespace=kube.ns, body=body, content_type="application/merge-patch+json"
+    )
 
 
 class Deletes:
@@ -41,7 +56,9 @@ class Deletes:
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.lock = kube, threading.Lock()
-        self.down: dict[str, str] = {}  # the UIDs of Ready pods that were deleted, by name, until they are Ready again
+        self.down: dict[
+            str, str
+        ] = {}  # the UIDs of Ready pods that were deleted, by name, until they are Ready again
         self.taken: list[str] = []
         self.harm: list[str] = []
 
@@ -53,7 +70,9 @@ class Deletes:
             pods, replicas = self.kube.all_pods(), self.kube.get()["spec"]["replicas"]
             wanted = {f"x-{ordinal}" for ordinal in range(replicas)}
             ready = {name: pod["metadata"]["uid"] for name, pod in pods.items() if is_ready(pod)}
-            self.down = {name: uid for name, uid in self.down.items() if ready.get(name, uid) == uid}
+            self.down = {
+                name: uid for name, uid in self.down.items() if ready.get(name, uid) == uid
+            }
             answer = handler.forward()
             if ready.get(name) == uid and answer.status < 300:
                 self.taken.append(name)
@@ -84,7 +103,9 @@ def delay_lists(operator: mo.Operator, dice: random.Random) -> None:
     operator.cluster.snapshot = snapshot  # type: ignore[method-assign]
 
 
-def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest_ordinal(kube: Kube, wire: Wire) -> None:
+def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest_ordinal(
+    kube: Kube, wire: Wire
+) -> None:
     kube.create(replicas=3)
     operator = new_operator(kube, server=wire.url)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -99,7 +120,9 @@ def test_a_changed_image_rolls_one_pod_at_a_time_from_the_highest_ordinal(kube: 
     wire.fault = note
     kube.change(image="milvus:2")
     eventually(lambda: make_pass(operator) and kube.images() == ["milvus:2"] * 3)
-    deleted = [request.path.rpartition("/")[2] for request in wire.requests if request.verb == "DELETE"]
+    deleted = [
+        request.path.rpartition("/")[2] for request in wire.requests if request.verb == "DELETE"
+    ]
     assert deleted == ["x-2", "x-1", "x-0"]
     assert ready == [3, 3, 3], "each is deleted only while all are Ready"
     eventually(lambda: make_pass(operator) and kube.condition("Ready")["status"] == "True")
@@ -114,7 +137,9 @@ def test_a_broken_image_costs_one_pod_and_is_rolled_back(kube: Kube, operator: m
     kube.change(image="milvus:broken")
     settle(operator)
     eventually(lambda: make_pass(operator) and kube.images().count("milvus:broken") == 1)
-    eventually(lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "ImagePullBackOff")
+    eventually(
+        lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "ImagePullBackOff"
+    )
     assert kube.images() == ["milvus:1", "milvus:1", "milvus:broken"]
     kube.change(image="milvus:1")
     settle(operator)
@@ -139,7 +164,9 @@ def test_a_changed_milvus_spec_rolls_and_replicas_do_not(kube: Kube, operator: m
     eventually(lambda: make_pass(operator) and kube.uids().get("x-0") not in (None, before["x-0"]))
 
 
-def test_a_stranger_that_the_lists_do_not_show_does_not_block_a_roll(kube: Kube, operator: mo.Operator) -> None:
+def test_a_stranger_that_the_lists_do_not_show_does_not_block_a_roll(
+    kube: Kube, operator: mo.Operator
+) -> None:
     """Without our labels, it is noticed only when its name is tried, which its back-off allows now and then."""
     kube.create_pod("x-1")
     kube.create(replicas=3)
@@ -147,13 +174,20 @@ def test_a_stranger_that_the_lists_do_not_show_does_not_block_a_roll(kube: Kube,
     eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]) and mo.is_ready(kube.all_pods()["x-2"]))
     before = kube.uids()
     kube.change(image="milvus:2")
-    eventually(lambda: make_pass(operator) is not None and kube.images() == ["milvus:2", "stranger:1", "milvus:2"])
+    eventually(
+        lambda: (
+            make_pass(operator) is not None
+            and kube.images() == ["milvus:2", "stranger:1", "milvus:2"]
+        )
+    )
     assert kube.uids()["x-1"] == before["x-1"]
 
 
 def test_rolling_back_under_a_quota(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
     kube.kubectl("create", "quota", "q", "--hard=pods=2")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2")
+    eventually(
+        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2"
+    )
     kube.create(replicas=3, image="milvus:broken")
     make_pass(operator)
     kube.change(image="milvus:2")
@@ -166,7 +200,9 @@ def test_rolling_back_under_a_quota(kube: Kube, operator: mo.Operator, clock: Cl
     eventually(is_rolled_back)
 
 
-def test_refused_deletes_of_a_roll_back_off_and_the_other_pods_are_rolled(kube: Kube, wire: Wire, clock: Clock) -> None:
+def test_refused_deletes_of_a_roll_back_off_and_the_other_pods_are_rolled(
+    kube: Kube, wire: Wire, clock: Clock
+) -> None:
     kube.create(replicas=3)
     operator = new_operator(kube, server=wire.url, clock=clock)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -232,11 +268,17 @@ def test_two_copies_with_different_lists_do_not_delete_two_ready_pods(
 
     kube.change(image="milvus:2")
     paused(operator, monkeypatch, by_the_other)
-    gone = {name for name, uid in before.items() if kube.uids().get(name) != uid or mo.is_ending(kube.all_pods()[name])}
+    gone = {
+        name
+        for name, uid in before.items()
+        if kube.uids().get(name) != uid or mo.is_ending(kube.all_pods()[name])
+    }
     assert gone == {"x-2"}
 
 
-def test_an_announced_pod_that_still_exists_protects_others(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
+def test_an_announced_pod_that_still_exists_protects_others(
+    kube: Kube, operator: mo.Operator, clock: Clock
+) -> None:
     """Its delete may be in progress. After a minute, the copy that announced it must have died."""
     kube.create(replicas=3)
     rest(operator, kube, "x-0", "x-1", "x-2")
@@ -273,10 +315,14 @@ def test_no_ready_pod_is_rolled_in_a_pass_that_deletes_others(kube: Kube, wire: 
     wire.requests.clear()
     kube.change(replicas=3, image="milvus:2")
     make_pass(operator, once=True)
-    assert [request.path.rpartition("/")[2] for request in wire.requests if request.verb == "DELETE"] == ["x-3"]
+    assert [
+        request.path.rpartition("/")[2] for request in wire.requests if request.verb == "DELETE"
+    ] == ["x-3"]
 
 
-def test_three_copies_one_of_them_with_old_lists_never_delete_two_ready_pods_at_once(kube: Kube) -> None:
+def test_three_copies_one_of_them_with_old_lists_never_delete_two_ready_pods_at_once(
+    kube: Kube,
+) -> None:
     """While the spec changes back and forth, and some deletes are late."""
     kube.create(replicas=4)
     dice, deletes, stopping = random.Random(5), Deletes(kube), threading.Event()
@@ -297,7 +343,9 @@ def test_three_copies_one_of_them_with_old_lists_never_delete_two_ready_pods_at_
     end = time.monotonic() + 120  # a quiet machine needs a third of that
     while len(deletes.taken) < 15 and time.monotonic() < end:
         update: Obj = (
-            {"image": f"milvus:{dice.randrange(2)}"} if dice.random() < 0.5 else {"replicas": dice.randint(2, 4)}
+            {"image": f"milvus:{dice.randrange(2)}"}
+            if dice.random() < 0.5
+            else {"replicas": dice.randint(2, 4)}
         )
         kube.change(**update)
         time.sleep(dice.uniform(0.3, 3))

@@ -16,8 +16,8 @@ from kubernetes.client import ApiClient, ApiException
 from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
-from tests.kit import Kube, eventually
 from tests.lib.front import Obj, Refused, answer
+from tests.lib.kit import Kube, eventually
 from tests.lib.server import MemoryServer, merge
 
 MERGE = "application/merge-patch+json"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import TOP, Command, Kube, eventually, kubeconfig
-from tests.wire import Handler, Wire
+from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig
+from tests.lib.wire import Handler, Wire
 
 Start = Callable[..., Command]
 
@@ -30,7 +30,9 @@ class Contained(Command):
         if tried.returncode:
             pytest.skip(f"no process can be process 1 here: {tried.stderr.strip()}")
         command = [*unshare, sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        self.process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=os.environ | env)
+        self.process = subprocess.Popen(
+            command, stdout=-1, stderr=-1, text=True, env=os.environ | env
+        )
         self.log = ""
 
     def pid(self) -> int:
@@ -116,7 +118,9 @@ def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) ->
     started = time.monotonic()
     process.signal(signal.SIGTERM)
     assert process.end() == 0
-    assert time.monotonic() - started < 4, "it does not wait out the seconds that writes in progress have"
+    assert time.monotonic() - started < 4, (
+        "it does not wait out the seconds that writes in progress have"
+    )
     assert process.log.endswith("INFO    stopped\n")
 
 
@@ -136,7 +140,16 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
         logging.getLogger("milvus_operator").addHandler(Garbage())
         milvus_operator.main()
     """
-    command = [sys.executable, "-c", code, "-v", "-n", kube.ns, "--kubeconfig", str(kube.plane.kubeconfig())]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "-v",
+        "-n",
+        kube.ns,
+        "--kubeconfig",
+        str(kube.plane.kubeconfig()),
+    ]
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("INFO    stopped\n")

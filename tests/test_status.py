@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Kube, eventually, make_pass, new_operator, rest, settle
-from tests.wire import Wire
+from tests.lib.kit import Kube, eventually, make_pass, new_operator, rest, settle
+from tests.lib.wire import Wire
 
 
 def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> None:
@@ -37,7 +37,9 @@ def test_a_pass_writes_one_status(kube: Kube, wire: Wire) -> None:
     assert wire.verbs().count(f"PATCH {kube.milvuses_path}/x/status") == 1
 
 
-def test_last_transition_time_changes_only_with_the_status(kube: Kube, operator: mo.Operator) -> None:
+def test_last_transition_time_changes_only_with_the_status(
+    kube: Kube, operator: mo.Operator
+) -> None:
     kube.create()
     rest(operator, kube, "x-0")
     before = kube.condition("Ready")["lastTransitionTime"]
@@ -46,11 +48,15 @@ def test_last_transition_time_changes_only_with_the_status(kube: Kube, operator:
     settle(operator)
     assert kube.condition("Ready")["lastTransitionTime"] == before
     kube.change(replicas=1, image="milvus:broken")
-    eventually(lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "ImagePullBackOff")
+    eventually(
+        lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "ImagePullBackOff"
+    )
     assert kube.condition("Ready")["lastTransitionTime"] > before
 
 
-def test_the_missing_status_of_a_deleted_milvus_is_not_a_failure(kube: Kube, wire: Wire, caplog: Any) -> None:
+def test_the_missing_status_of_a_deleted_milvus_is_not_a_failure(
+    kube: Kube, wire: Wire, caplog: Any
+) -> None:
     kube.create(replicas=0)
 
     def fault(handler: Any, verb: str, path: str) -> bool:
@@ -65,7 +71,9 @@ def test_the_missing_status_of_a_deleted_milvus_is_not_a_failure(kube: Kube, wir
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
-def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one(kube: Kube, operator: mo.Operator) -> None:
+def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one(
+    kube: Kube, operator: mo.Operator
+) -> None:
     gone = kube.create()
     kube.delete()
     eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
@@ -79,7 +87,9 @@ def test_an_unschedulable_pod_is_reported(kube: Kube, operator: mo.Operator) -> 
     kube.kubectl("cordon", "-l", "type=kwok")
     try:
         kube.create()
-        eventually(lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "Unschedulable")
+        eventually(
+            lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "Unschedulable"
+        )
         assert "3 node(s) were unschedulable" in kube.condition("Ready")["message"]
         assert kube.condition("Reconciled")["status"] == "True"
     finally:

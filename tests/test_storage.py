@@ -7,8 +7,8 @@ import json
 import pytest
 
 import milvus_operator as mo
-from tests.kit import Clock, Kube, eventually, make_pass, new_operator, settle
-from tests.wire import Wire
+from tests.lib.kit import Clock, Kube, eventually, make_pass, new_operator, settle
+from tests.lib.wire import Wire
 
 STORED = {"size": "1Gi", "storageClassName": "none"}
 
@@ -22,7 +22,10 @@ def test_a_claim_for_each_pod_is_made_before_it_and_kept(
 ) -> None:
     def claims() -> dict[str, str]:
         text = kube.kubectl(
-            "get", "pvc", "-o", 'jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\\n"}{end}'
+            "get",
+            "pvc",
+            "-o",
+            'jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\\n"}{end}',
         )
         return dict(line.split() for line in text.splitlines())
 
@@ -69,7 +72,14 @@ def test_data_on_a_bound_volume(kube: Kube, operator: mo.Operator) -> None:
 
 def test_no_claim_no_pod(kube: Kube, operator: mo.Operator) -> None:
     kube.kubectl("create", "quota", "q", "--hard=persistentvolumeclaims=1")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}") == "1")
+    eventually(
+        lambda: (
+            kube.kubectl(
+                "get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}"
+            )
+            == "1"
+        )
+    )
     kube.create(replicas=3, storage={"size": "1Gi"})
     make_pass(operator)
     assert len(kube.names()) == 1
@@ -84,12 +94,16 @@ def test_storage_cannot_be_changed_added_or_removed(kube: Kube) -> None:
         ("a", '{"storage":null}'),
         ("b", '{"storage":{"size":"1Gi"}}'),
     ):
-        said = kube.kubectl("patch", "mi", name, "--type=merge", "-p", f'{{"spec":{patch}}}', check=False)
+        said = kube.kubectl(
+            "patch", "mi", name, "--type=merge", "-p", f'{{"spec":{patch}}}', check=False
+        )
         assert "storage can't be changed, added or removed" in said
     kube.change("a", replicas=2)
 
 
-def test_a_claim_that_exists_and_cannot_be_read_is_an_error_that_backs_off(kube: Kube, wire: Wire) -> None:
+def test_a_claim_that_exists_and_cannot_be_read_is_an_error_that_backs_off(
+    kube: Kube, wire: Wire
+) -> None:
     kube.create(storage=STORED)
     operator = new_operator(kube, server=wire.url)
     settle(operator)
@@ -104,12 +118,21 @@ def test_a_claim_that_exists_and_cannot_be_read_is_an_error_that_backs_off(kube:
     assert kube.names() == []
 
 
-def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Operator, clock: Clock) -> None:
+def test_a_claim_that_is_being_deleted_is_waited_for(
+    kube: Kube, operator: mo.Operator, clock: Clock
+) -> None:
     """A pod that used it would stay Pending forever."""
     kube.create(storage=STORED)
     make_pass(operator)
     before = claim_uid(kube, "data-x-0")
-    kube.kubectl("patch", "pvc", "data-x-0", "--type=merge", "-p", '{"metadata":{"finalizers":["test/hold"]}}')
+    kube.kubectl(
+        "patch",
+        "pvc",
+        "data-x-0",
+        "--type=merge",
+        "-p",
+        '{"metadata":{"finalizers":["test/hold"]}}',
+    )
     kube.kubectl("delete", "pvc", "data-x-0", "--wait=false")
     kube.delete_pod("x-0")
     kube.gone("x-0")
@@ -120,7 +143,9 @@ def test_a_claim_that_is_being_deleted_is_waited_for(kube: Kube, operator: mo.Op
     assert kube.condition("Reconciled")["status"] == "True"
     assert kube.condition("Ready")["reason"] == "ClaimTerminating"
     assert "claim data-x-0 is being deleted" in kube.condition("Ready")["message"]
-    kube.kubectl("patch", "pvc", "data-x-0", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    kube.kubectl(
+        "patch", "pvc", "data-x-0", "--type=merge", "-p", '{"metadata":{"finalizers":null}}'
+    )
     eventually(lambda: not claim_uid(kube, "data-x-0"))
     assert make_pass(operator)
     assert kube.names() == ["x-0"]
@@ -132,7 +157,14 @@ def test_a_pod_with_an_existing_claim_is_created_even_if_the_quota_of_claims_is_
 ) -> None:
     """The API server checks the quota before it checks whether the claim exists."""
     kube.kubectl("create", "quota", "q", "--hard=persistentvolumeclaims=1")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}") == "1")
+    eventually(
+        lambda: (
+            kube.kubectl(
+                "get", "quota", "q", "-o", "jsonpath={.status.hard.persistentvolumeclaims}"
+            )
+            == "1"
+        )
+    )
     kube.create(storage=STORED)
     assert make_pass(operator)
     kube.delete_pod("x-0")

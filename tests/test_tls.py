@@ -12,8 +12,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tests.certificates import certificate
-from tests.kit import Clock, Command, Kube, kubeconfig, make_pass, new_wire, operator_of
+from tests.lib.certificates import certificate
+from tests.lib.kit import Clock, Command, Kube, kubeconfig, make_pass, new_wire, operator_of
 
 Start = Callable[..., Command]
 Obj = dict[str, Any]
@@ -46,7 +46,13 @@ def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
         ({"key_usage": False}, {}),
         ({"critical": False}, {}),
     ],
-    ids=["as of today", "no authority key identifier", "no key identifiers", "no key usage", "not critical"],
+    ids=[
+        "as of today",
+        "no authority key identifier",
+        "no key identifiers",
+        "no key usage",
+        "not critical",
+    ],
 )
 def test_certificates_of_older_clusters_are_accepted(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path, of_authority: Obj, of_server: Obj
@@ -71,7 +77,13 @@ def test_certificates_of_older_clusters_are_accepted(
     ids=["expired", "of another authority", "of another host"],
 )  # fmt: skip
 def test_an_invalid_certificate_is_refused_with_the_reason(
-    kube: Kube, command: Start, serve: Serve, tmp_path: Path, authority: str, of_server: Obj, reason: str
+    kube: Kube,
+    command: Start,
+    serve: Serve,
+    tmp_path: Path,
+    authority: str,
+    of_server: Obj,
+    reason: str,
 ) -> None:
     certificate(tmp_path / "another")
     certificate(tmp_path / "server", certificate(tmp_path / "authority"), **of_server)
@@ -79,7 +91,9 @@ def test_an_invalid_certificate_is_refused_with_the_reason(
     process = command("--once", "--kubeconfig", serve(tmp_path / "server", tmp_path / authority))
     assert process.end() == 1
     (line,) = (line for line in process.log.splitlines() if "ERROR" in line)
-    assert re.search(f"cannot reach https://127.0.0.1:.*certificate verify failed: ({reason})", line)
+    assert re.search(
+        f"cannot reach https://127.0.0.1:.*certificate verify failed: ({reason})", line
+    )
     assert "Traceback" not in process.log
     assert kube.names() == []
 
@@ -88,7 +102,11 @@ def test_the_certificate_must_name_the_host_in_tls_server_name(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path
 ) -> None:
     """For a server behind a tunnel, whose address is not in its certificate."""
-    certificate(tmp_path / "server", certificate(tmp_path / "authority"), host=x509.DNSName("kubernetes.example"))
+    certificate(
+        tmp_path / "server",
+        certificate(tmp_path / "authority"),
+        host=x509.DNSName("kubernetes.example"),
+    )
     kube.create()
     for name, code in {"elsewhere.example": 1, "kubernetes.example": 0}.items():
         file = serve(tmp_path / "server", tmp_path / "authority", tls_server_name=name)

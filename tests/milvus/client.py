@@ -11,7 +11,14 @@ import json
 import random
 import sys
 
-from pymilvus import Collection, CollectionSchema, DataType, FieldSchema, MilvusException, connections
+from pymilvus import (
+    Collection,
+    CollectionSchema,
+    DataType,
+    FieldSchema,
+    MilvusException,
+    connections,
+)
 
 SIZE, DIMENSIONS, WANTED = 1000, 32, 7
 
@@ -48,7 +55,11 @@ def main(port: str, what: str, length: str = "0") -> dict[str, object]:
     if what == "write":
         collection.insert([list(range(SIZE)), vectors()])
         collection.flush()
-        index = {"index_type": "HNSW", "metric_type": "L2", "params": {"M": 8, "efConstruction": 64}}
+        index = {
+            "index_type": "HNSW",
+            "metric_type": "L2",
+            "params": {"M": 8, "efConstruction": 64},
+        }
         collection.create_index("vector", index)
     return dict(search(collection))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from local.controlplane import MODULES, Unavailable, build, cache, commands
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDER = ("v1.34.4", "v1.35.4")  # API servers older than the one that local/modules/go.mod pins
 OLDEST, NEWEST = "the oldest allowed", "the newest allowed"
@@ -31,7 +31,10 @@ def find_python(version: str) -> str | None:
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]
     for path in candidates:
-        if path and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
+        if (
+            path
+            and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0
+        ):
             return str(path)
     return None
 
@@ -39,16 +42,32 @@ def find_python(version: str) -> str | None:
 def lower_bounds() -> list[str]:
     """requirements.txt with each package pinned to its lower bound."""
     lines = (TOP / "requirements.txt").read_text().splitlines()
-    return [re.sub(r">=([^,]+),.*", r"==\1", line) for line in lines if line and not line.startswith("#")]
+    return [
+        re.sub(r">=([^,]+),.*", r"==\1", line)
+        for line in lines
+        if line and not line.startswith("#")
+    ]
 
 
 def environment(folder: Path, python: str, packages: str) -> str:
     """A new virtual environment with these packages; returns its interpreter. Raises CalledProcessError."""
     pinned = lower_bounds() if packages == OLDEST else ["-r", str(TOP / "requirements.txt")]
-    subprocess.run([python, "-m", "venv", "--clear", folder], check=True, capture_output=True, text=True)
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, *pinned, "-r", str(TOP / "tests/requirements.txt")], check=True, capture_output=True, text=True
+        [python, "-m", "venv", "--clear", folder], check=True, capture_output=True, text=True
+    )
+    pip = [
+        str(folder / "bin/python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run(
+        [*pip, *pinned, "-r", str(TOP / "tests/requirements.txt")],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return str(folder / "bin/python")
 
@@ -60,7 +79,9 @@ def apiserver(version: str) -> Path:
     the public checksum database.
     """
     pinned = (MODULES / "go.mod").read_text()
-    replaced = re.sub(r" v0\.\S+", version.replace("v1", " v0", 1), pinned[pinned.index("replace (") :])
+    replaced = re.sub(
+        r" v0\.\S+", version.replace("v1", " v0", 1), pinned[pinned.index("replace (") :]
+    )
     with tempfile.TemporaryDirectory() as name:
         module = Path(name)
         (module / "go.mod").write_text(
@@ -84,9 +105,16 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
     except (Unavailable, subprocess.CalledProcessError) as error:
         last = str(getattr(error, "stderr", error)).strip().splitlines()[-1:]
         return f"| {version} | – | {packages} | {older} | not run: {' '.join(last)[:200]} |", False
-    exact, client, tls = subprocess.run([interpreter, "-c", SAYS], capture_output=True, text=True).stdout.split()
-    server = subprocess.run([assets / "kube-apiserver", "--version"], capture_output=True, text=True).stdout.split()[1]
-    env, started = os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {}), time.monotonic()
+    exact, client, tls = subprocess.run(
+        [interpreter, "-c", SAYS], capture_output=True, text=True
+    ).stdout.split()
+    server = subprocess.run(
+        [assets / "kube-apiserver", "--version"], capture_output=True, text=True
+    ).stdout.split()[1]
+    env, started = (
+        os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {}),
+        time.monotonic(),
+    )
     tests = [
         interpreter,
         "-m",
@@ -123,7 +151,9 @@ def main() -> int:
         f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,\n"
         "whose result may depend on the Python, the packages or the API server. `make test` runs all tests on one Python.\n"
         "Only kube-apiserver has an older version; the rest of Kubernetes is always the newest.\n\n"
-        "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n"
     )
     return 0 if good else 1
 

@@ -27,7 +27,9 @@ def certificate(
     """A new certificate and its key, signed by an authority, or self-signed as one; written to crt and key."""
     folder.mkdir(exist_ok=True)
     now, key = datetime.now(UTC), new_key(folder / "key")
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")])
+    name = x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")]
+    )
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
     builder = (
         x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
@@ -45,7 +47,9 @@ def certificate(
     if key_identifiers:
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(own, critical=False).add_extension(of_issuer, critical=False)
+        builder = builder.add_extension(own, critical=False).add_extension(
+            of_issuer, critical=False
+        )
     signed = builder.sign(signer, hashes.SHA256())
     (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return signed, key

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import urllib3
 
-from tests.judge import Asked, Copy
+from tests.lib.judge import Asked, Copy
 
 
 class Request(NamedTuple):
@@ -50,7 +50,9 @@ class Wire:
 
     def listen(self, port: int) -> None:
         self.up = True
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"wire": self}))
+        self.http = ThreadingHTTPServer(
+            ("127.0.0.1", port), type("Bound", (Handler,), {"wire": self})
+        )
         self.http.daemon_threads = True
         if self.tls:
             self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
@@ -105,7 +107,9 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        self.asked = self.wire.copy.asks(self.command, self.path, self.seen) if self.wire.copy else None
+        self.asked = (
+            self.wire.copy.asks(self.command, self.path, self.seen) if self.wire.copy else None
+        )
         try:
             self.deal_with_it()
         except urllib3.exceptions.HTTPError:  # the API server is down
@@ -116,11 +120,18 @@ class Handler(BaseHTTPRequestHandler):
     def deal_with_it(self) -> None:
         if not self.wire.up:
             self.reset()
-        elif not (self.wire.fault and self.wire.fault(self, self.command, self.path)) and not self.wire.over.is_set():
+        elif (
+            not (self.wire.fault and self.wire.fault(self, self.command, self.path))
+            and not self.wire.over.is_set()
+        ):
             end = time.monotonic() + self.wire.patience
             answer = self.forward()
             if time.monotonic() < end:
-                self.answer(answer.status, answer.data, answer.headers.get("Content-Type", "application/json"))
+                self.answer(
+                    answer.status,
+                    answer.data,
+                    answer.headers.get("Content-Type", "application/json"),
+                )
             else:
                 self.reset()
 
@@ -128,12 +139,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the answer of the API server."""
-        headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
+        headers = {
+            key: value
+            for key, value in self.headers.items()
+            if key.lower() not in ("host", "content-length")
+        }
         url, body = urlsplit(self.path), self.seen
-        answer = self.wire.upstream.request(self.command, self.wire.server + self.path, body=body, headers=headers)
+        answer = self.wire.upstream.request(
+            self.command, self.wire.server + self.path, body=body, headers=headers
+        )
         if self.wire.keep:
             who = self.headers.get("Authorization", "")
-            self.wire.requests.append(Request(self.command, url.path, parse_qs(url.query), body, answer.status, who))
+            self.wire.requests.append(
+                Request(self.command, url.path, parse_qs(url.query), body, answer.status, who)
+            )
         return answer
 
     def answer(

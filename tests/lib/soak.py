@@ -1,6 +1,6 @@
 """A long run against a real control plane: users change their minds, the wire fails, and nothing grows.
 
-    python -m tests.soak [MINUTES]          # 60 by default; writes benchmarks/SOAK.md
+    python -m tests.lib.soak [MINUTES]          # 60 by default; writes benchmarks/SOAK.md
 
 The operator runs in a separate process. The judge checks every write; memory, threads, open
 files and connections are read from /proc (Linux).
@@ -20,13 +20,13 @@ from statistics import mean
 from typing import NamedTuple
 
 from local.controlplane import ControlPlane
-from tests.certificates import certificate
-from tests.chaos import Faults, Recorder, Users
-from tests.judge import Copy, Judge
-from tests.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
-from tests.wire import Wire
+from tests.lib.certificates import certificate
+from tests.lib.chaos import Faults, Recorder, Users
+from tests.lib.judge import Copy, Judge
+from tests.lib.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.lib.wire import Wire
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "SOAK.md"
+RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "SOAK.md"
 
 
 class Sample(NamedTuple):
@@ -39,7 +39,9 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, pid: int, seconds: float) -> Sample:
         status = Path(f"/proc/{pid}/status").read_text()
-        files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+        files = [
+            os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()
+        ]
         number = {key: int(value) for key, value in re.findall(r"(VmRSS|Threads):\s+(\d+)", status)}
         sockets = sum(name.startswith("socket:") for name in files)
         return cls(seconds, number["VmRSS"] / 1024, number["Threads"], len(files), sockets)
@@ -63,7 +65,14 @@ class Soak(NamedTuple):
         return growth
 
 
-def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, authority: Path | None = None) -> Soak:
+def soak(
+    kube: Kube,
+    wire: Wire,
+    folder: Path,
+    seconds: float,
+    share: float,
+    authority: Path | None = None,
+) -> Soak:
     """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError if harm was done.
 
     `authority` is the certificate of the wire's authority, if it speaks TLS."""
@@ -71,12 +80,25 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, aut
     recorder = Recorder(kube)
     wire.copy, wire.patience, wire.keep = Copy(judge), 1, False
     samples, log = list[Sample](), folder / "operator.log"
-    trusted = {"certificate_authority_data": base64.b64encode(authority.read_bytes()).decode()} if authority else {}
+    trusted = (
+        {"certificate_authority_data": base64.b64encode(authority.read_bytes()).decode()}
+        if authority
+        else {}
+    )
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **trusted)
     with log.open("w") as stderr:
-        operator = Command("-n", kube.ns, "--interval=0.5", "--timeout=2", env={"KUBECONFIG": config}, stderr=stderr)
+        operator = Command(
+            "-n",
+            kube.ns,
+            "--interval=0.5",
+            "--timeout=2",
+            env={"KUBECONFIG": config},
+            stderr=stderr,
+        )
     try:
-        kube.create("warm", replicas=60)  # so that each worker has its connection before anything is compared
+        kube.create(
+            "warm", replicas=60
+        )  # so that each worker has its connection before anything is compared
         eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
         wire.fault, started = faults, time.monotonic()
         sampled = started
@@ -116,7 +138,11 @@ def report(minutes: float, run: Soak) -> str:
 
 
 def main(minutes: float) -> int:
-    with ControlPlane() as plane, new_namespace(plane) as kube, tempfile.TemporaryDirectory() as folder:
+    with (
+        ControlPlane() as plane,
+        new_namespace(plane) as kube,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         certificate(Path(folder, "server"), certificate(Path(folder, "authority")))
         wire = new_wire(plane, Path(folder, "server"))
         run = soak(kube, wire, Path(folder), 60 * minutes, 0.03, Path(folder, "authority", "crt"))

@@ -54,7 +54,9 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 Obj = dict[str, Any]
-QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")  # Milvus resources that no user touches, their pods and claims
+QUIET = re.compile(
+    r"(data-)?(still|stored)([-.].*)?"
+)  # Milvus resources that no user touches, their pods and claims
 STRANGER = "stranger:1"  # the image of other people's pods
 FINGERPRINT = "zilliz.com/template-hash"
 HEARD = 10  # how many passes of each copy are kept, because writes may outlive their pass
@@ -78,7 +80,14 @@ def labels_of(obj: Obj) -> Obj:
 
 def owner_of(pod: Obj) -> Obj:
     """Its controller reference, or an empty mapping."""
-    return next((owner for owner in pod["metadata"].get("ownerReferences") or [] if owner.get("controller")), {})
+    return next(
+        (
+            owner
+            for owner in pod["metadata"].get("ownerReferences") or []
+            if owner.get("controller")
+        ),
+        {},
+    )
 
 
 def is_ending(obj: Obj) -> bool:
@@ -90,11 +99,17 @@ def is_finished(pod: Obj) -> bool:
 
 
 def condition_of(pod: Obj, kind: str) -> Obj:
-    return next((c for c in (pod.get("status") or {}).get("conditions") or [] if c["type"] == kind), {})
+    return next(
+        (c for c in (pod.get("status") or {}).get("conditions") or [] if c["type"] == kind), {}
+    )
 
 
 def is_ready(pod: Obj) -> bool:
-    return condition_of(pod, "Ready").get("status") == "True" and not is_ending(pod) and not is_finished(pod)
+    return (
+        condition_of(pod, "Ready").get("status") == "True"
+        and not is_ending(pod)
+        and not is_finished(pod)
+    )
 
 
 def ordinal(name: str) -> int:
@@ -118,7 +133,11 @@ def shown_by(pod: Obj) -> Obj:
     """The same fields of the template that a pod was made from."""
     container = next(one for one in pod["spec"]["containers"] if one["name"] == "milvus")
     level = next((one["value"] for one in container["env"] if one["name"] == "log.level"), None)
-    return {"image": container["image"], "level": level, "mark": pod["metadata"]["annotations"].get("mark")}
+    return {
+        "image": container["image"],
+        "level": level,
+        "mark": pod["metadata"]["annotations"].get("mark"),
+    }
 
 
 def selector_for(name: str) -> Obj:
@@ -185,10 +204,14 @@ class Pass:
 
     def __init__(self, pods: list[Obj], milvuses: list[Obj]) -> None:
         self.pods: dict[str, Obj] = {}  # by name
-        self.ready: set[str] = set()  # the UIDs of pods that were Ready in any version that was read
+        self.ready: set[str] = (
+            set()
+        )  # the UIDs of pods that were Ready in any version that was read
         self.milvuses = {name_of(milvus): milvus for milvus in milvuses}
         self.versions = {(name_of(milvus), version_of(milvus)) for milvus in milvuses}
-        self.claiming: dict[str, Asked] = {}  # by the name of a pod yet to be created, the last request about its claim
+        self.claiming: dict[
+            str, Asked
+        ] = {}  # by the name of a pod yet to be created, the last request about its claim
         self.claimed: set[str] = set()  # the names of pods whose claims exist
         for pod in pods:
             self.learn(pod)
@@ -213,12 +236,18 @@ class Pass:
     def milvus_of(self, pod: Obj) -> Obj:
         """The Milvus that owns a pod."""
         milvus, owner = self.milvus_for(name_of(pod)), owner_of(pod)
-        assert owner.get("uid") == uid_of(milvus), f"owned by {owner}: {short(milvus)}, {short(pod)}"
+        assert owner.get("uid") == uid_of(milvus), (
+            f"owned by {owner}: {short(milvus)}, {short(pod)}"
+        )
         return milvus
 
     def owned_by(self, milvus: Obj) -> list[Obj]:
         """The pods of a Milvus that are not ending, in order."""
-        mine = [pod for pod in self.pods.values() if owner_of(pod).get("uid") == uid_of(milvus) and not is_ending(pod)]
+        mine = [
+            pod
+            for pod in self.pods.values()
+            if owner_of(pod).get("uid") == uid_of(milvus) and not is_ending(pod)
+        ]
         return sorted(mine, key=lambda pod: ordinal(name_of(pod)))
 
 
@@ -230,9 +259,15 @@ class Copy:
         self.pages: dict[str, list[Obj]] = {}  # the pages so far of the lists that are being read
         self.looks: dict[str, list[Obj]] = defaultdict(list)  # a Milvus, read before an adoption
         self.held: set[str] = set()  # the names that strangers were seen to hold
-        self.creating: dict[str, Pass] = {}  # by the name of a pod, the Pass in which it or its claim was last made
-        self.under_way: list[tuple[Pass, str]] = []  # claims in progress when the last lists began, by pod name
-        self.announced: dict[str, tuple[str, Pass]] = {}  # by the UID of a Milvus, that of its Ready pod
+        self.creating: dict[
+            str, Pass
+        ] = {}  # by the name of a pod, the Pass in which it or its claim was last made
+        self.under_way: list[
+            tuple[Pass, str]
+        ] = []  # claims in progress when the last lists began, by pod name
+        self.announced: dict[
+            str, tuple[str, Pass]
+        ] = {}  # by the UID of a Milvus, that of its Ready pod
 
     def asks(self, verb: str, target: str, body: bytes = b"") -> Asked:
         """A request has arrived."""
@@ -241,7 +276,9 @@ class Copy:
             if asked.kind == "GET pods" and asked.given:
                 asked.rests_on = self.creating[asked.name]
             elif asked.kind == "GET pods" and "continue" not in asked.query:  # the lists begin
-                claims = [(one, name, last) for one in self.passes for name, last in one.claiming.items()]
+                claims = [
+                    (one, name, last) for one in self.passes for name, last in one.claiming.items()
+                ]
                 self.under_way = [(one, name) for one, name, last in claims if not last.over]
             elif asked.kind == "GET persistentvolumeclaims":
                 name = asked.name.removeprefix("data-")
@@ -264,7 +301,9 @@ class Copy:
             if code == 404 and asked.kind == "GET pods":
                 asked.rests_on.pods.pop(asked.name, None)
             if code < 300 and "dryRun" not in asked.query:
-                (self.listed if asked.kind.startswith("GET") and not asked.given else self.learns)(asked, answer)
+                (self.listed if asked.kind.startswith("GET") and not asked.given else self.learns)(
+                    asked, answer
+                )
 
     def learns(self, asked: Asked, answer: Obj) -> None:
         """Record what an answer about one object says."""
@@ -290,11 +329,20 @@ class Copy:
         if not str(page.get("kind")).endswith("List"):
             return
         kind = asked.kind.removeprefix("GET ")
-        self.pages[kind] = (self.pages[kind] if "continue" in asked.query else []) + (page["items"] or [])
+        self.pages[kind] = (self.pages[kind] if "continue" in asked.query else []) + (
+            page["items"] or []
+        )
         if kind == "milvuses" and not page["metadata"].get("continue"):
             for one in self.passes:
-                one.claiming = {name: asked for name, asked in one.claiming.items() if (one, name) in self.under_way}
-            self.passes = [*self.passes[1 - HEARD :], Pass(self.pages["pods"], self.pages["milvuses"])]
+                one.claiming = {
+                    name: asked
+                    for name, asked in one.claiming.items()
+                    if (one, name) in self.under_way
+                }
+            self.passes = [
+                *self.passes[1 - HEARD :],
+                Pass(self.pages["pods"], self.pages["milvuses"]),
+            ]
             self.judge.seen["passes"] += 1
 
     def last(self, fits: Callable[[Pass], Any] = lambda one: True) -> Pass:
@@ -311,21 +359,31 @@ class Copy:
         pod, name = asked.body, asked.name
         stored = any("persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"])
         now = self.claiming(name) if stored else self.last()
-        if name in now.pods:  # a create that was stalled until after the next lists; the server refuses it
+        if (
+            name in now.pods
+        ):  # a create that was stalled until after the next lists; the server refuses it
             now = next((one for one in reversed(self.passes) if name not in one.pods), now)
         asked.rests_on = self.creating[name] = now
         now.claiming.pop(name, None)
         milvus = now.milvus_of(pod)
         assert name in wanted(milvus), f"not wanted: {short(milvus)}"
         assert name not in now.pods, f"a pod of that name exists: {short(now.pods[name])}"
-        assert shown_by(pod) == asked_for(milvus), f"another template: {shown_by(pod)}, {short(milvus)}"
+        assert shown_by(pod) == asked_for(milvus), (
+            f"another template: {shown_by(pod)}, {short(milvus)}"
+        )
         assert pod["metadata"]["ownerReferences"] == [reference_to(milvus)]
         assert labels_for(name).items() <= labels_of(pod).items()
-        shown = self.judge.templates.setdefault(pod["metadata"]["annotations"][FINGERPRINT], shown_by(pod))
+        shown = self.judge.templates.setdefault(
+            pod["metadata"]["annotations"][FINGERPRINT], shown_by(pod)
+        )
         assert shown == shown_by(pod), f"the fingerprint belongs to {shown}"
-        assert list(self.judge.templates.values()).count(shown) == 1, "one template has two fingerprints"
+        assert list(self.judge.templates.values()).count(shown) == 1, (
+            "one template has two fingerprints"
+        )
         if milvus["spec"].get("storage"):
-            assert {"name": "data", "persistentVolumeClaim": {"claimName": f"data-{name}"}} in pod["spec"]["volumes"]
+            assert {"name": "data", "persistentVolumeClaim": {"claimName": f"data-{name}"}} in pod[
+                "spec"
+            ]["volumes"]
             assert name in now.claimed, "its claim does not exist"
         self.judge.seen["pods created"] += 1
 
@@ -336,7 +394,9 @@ class Copy:
         milvus = now.milvus_for(name)
         assert name in wanted(milvus), f"not wanted: {short(milvus)}"
         storage = milvus["spec"].get("storage") or {}
-        assert claim["spec"]["resources"]["requests"]["storage"] == storage.get("size"), f"its storage is {storage}"
+        assert claim["spec"]["resources"]["requests"]["storage"] == storage.get("size"), (
+            f"its storage is {storage}"
+        )
         if name in now.pods:
             now.milvus_of(now.pods[name])
             said = condition_of(now.pods[name], "PodScheduled").get("message", "")
@@ -348,7 +408,9 @@ class Copy:
         conditions = asked.body.get("preconditions") or {}
         uid, version = conditions.get("uid"), conditions.get("resourceVersion")
         assert uid, "a delete without a UID"
-        milvus, now = next(((m, now) for m, (pod, now) in self.announced.items() if pod == uid), ("", None))
+        milvus, now = next(
+            ((m, now) for m, (pod, now) in self.announced.items() if pod == uid), ("", None)
+        )
         if now:
             asked.rests_on = now
             del self.announced[milvus]
@@ -358,7 +420,9 @@ class Copy:
         pod = now.pods[asked.name]
         assert version, f"it may be Ready by now, and was not announced: {short(pod)}"
         assert not is_ready(pod), f"it is Ready, and was not announced: {short(pod)}"
-        self.judge.seen[f"deletes of pods that are {self.reason(now, now.milvus_of(pod), pod)}, not Ready"] += 1
+        self.judge.seen[
+            f"deletes of pods that are {self.reason(now, now.milvus_of(pod), pod)}, not Ready"
+        ] += 1
 
     def says(self, asked: Asked) -> None:
         """A status, or the announcement of the Ready pod that is to be deleted next."""
@@ -392,9 +456,15 @@ class Copy:
             return "surplus"
         if is_finished(pod):
             return "finished"
-        assert shown_by(pod) != asked_for(milvus), f"wanted and up to date: {short(pod)}, {short(milvus)}"
+        assert shown_by(pod) != asked_for(milvus), (
+            f"wanted and up to date: {short(pod)}, {short(milvus)}"
+        )
         if uid_of(pod) in now.ready:
-            there = {name_of(one) for one in now.owned_by(milvus) if uid_of(one) in now.ready and not is_finished(one)}
+            there = {
+                name_of(one)
+                for one in now.owned_by(milvus)
+                if uid_of(one) in now.ready and not is_finished(one)
+            }
             others = {*wanted(milvus)} - there
             assert others <= self.held, f"{others - self.held} are not Ready: {short(pod)}"
         return "outdated"
@@ -410,16 +480,22 @@ class Copy:
         if owner_of(pod):
             now.milvus_of(pod)
             assert name in wanted(milvus), f"not wanted: {short(milvus)}"
-            assert not labels_for(name).items() <= labels_of(pod).items(), "it already has its labels"
+            assert not labels_for(name).items() <= labels_of(pod).items(), (
+                "it already has its labels"
+            )
             right: Obj = {"labels": labels_for(name)}
         else:
-            assert selector_for(name).items() <= labels_of(pod).items(), f"a stranger's: {short(pod)}"
+            assert selector_for(name).items() <= labels_of(pod).items(), (
+                f"a stranger's: {short(pod)}"
+            )
             assert self.looks[name_of(milvus)], "the Milvus was not read once more"
             looked = self.looks[name_of(milvus)].pop()
             assert uid_of(looked) == uid_of(milvus), "the Milvus has been replaced"
             assert not is_ending(looked), "the Milvus is ending"
             right = {"ownerReferences": [reference_to(milvus)]}
-        assert {**asked.body, "metadata": metadata} == {"metadata": right}, f"no patch may change this: {asked.body}"
+        assert {**asked.body, "metadata": metadata} == {"metadata": right}, (
+            f"no patch may change this: {asked.body}"
+        )
         self.judge.seen[f"patches of {next(iter(right))}"] += 1
 
 
@@ -436,7 +512,9 @@ JUDGED: dict[str, Callable[[Copy, Asked], None]] = {
 def announcement(body: Obj) -> str:
     """The UID of the pod that a patch of a status announces, or an empty string."""
     status = body.get("status") or {}
-    return str(status["disruptedPod"]).partition(" ")[0] if status.keys() == {"disruptedPod"} else ""
+    return (
+        str(status["disruptedPod"]).partition(" ")[0] if status.keys() == {"disruptedPod"} else ""
+    )
 
 
 def short(obj: Obj) -> str:
@@ -456,7 +534,9 @@ class History:
 
     def __init__(self, by_users: set[str]) -> None:
         self.by_users = by_users
-        self.wanted: dict[str, int] = defaultdict(int)  # how many pods are wanted, by the UID of the Milvus
+        self.wanted: dict[str, int] = defaultdict(
+            int
+        )  # how many pods are wanted, by the UID of the Milvus
         self.announced: dict[str, str] = {}  # status.disruptedPod, by the same
         self.pods: dict[str, Obj] = {}  # by UID
         self.owners: dict[str, str] = {}  # by the UID of a pod, its last owner: users may orphan it
@@ -468,7 +548,9 @@ class History:
 
     def milvus(self, kind: str, milvus: Obj) -> None:
         uid, ends = uid_of(milvus), kind == "DELETED" or is_ending(milvus)
-        assert uid not in self.wanted or not QUIET.fullmatch(name_of(milvus)), f"no user touched it: {milvus}"
+        assert uid not in self.wanted or not QUIET.fullmatch(name_of(milvus)), (
+            f"no user touched it: {milvus}"
+        )
         self.wanted[uid] = 0 if ends else len(wanted(milvus))
         self.taken[uid] = {number for number in self.taken[uid] if number < self.wanted[uid]}
         said = str((milvus.get("status") or {}).get("disruptedPod", ""))
@@ -485,12 +567,16 @@ class History:
         if pod["spec"]["containers"][0]["image"] == STRANGER:
             was = (before or pod)["metadata"]
             for key in ("labels", "annotations", "ownerReferences", "deletionTimestamp"):
-                assert pod["metadata"].get(key) == was.get(key), f"a stranger's {key} changed: {pod}"
+                assert pod["metadata"].get(key) == was.get(key), (
+                    f"a stranger's {key} changed: {pod}"
+                )
             assert kind != "DELETED", f"a stranger was deleted: {pod}"
             self.pods[uid_of(pod)] = pod
             return
         assert not before or not QUIET.fullmatch(name_of(pod)), f"no user touched it: {pod}"
-        owner = self.owners[uid_of(pod)] = owner_of(pod).get("uid") or self.owners.get(uid_of(pod), "")
+        owner = self.owners[uid_of(pod)] = owner_of(pod).get("uid") or self.owners.get(
+            uid_of(pod), ""
+        )
         number, ends = ordinal(name_of(pod)), kind == "DELETED" or is_ending(pod)
         self.pods[uid_of(pod)] = pod
         if not before:
@@ -499,7 +585,9 @@ class History:
             self.missing[owner].add(number)
             if number < self.wanted[owner]:
                 down = self.taken[owner] - {number}
-                assert not down, f"it was deleted while {down} were not Ready again: {short(before)}"
+                assert not down, (
+                    f"it was deleted while {down} were not Ready again: {short(before)}"
+                )
                 self.taken[owner].add(number)
                 self.seen["taken"] += 1
         if is_ready(pod) and not ends:

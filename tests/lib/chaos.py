@@ -16,8 +16,8 @@ from kubernetes.client.exceptions import ApiException
 
 from local.controlplane import ControlPlane
 from tests import judge
-from tests.kit import Command, Kube, Obj, eventually, new_operator, rest
-from tests.wire import Handler, Wire
+from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, rest
+from tests.lib.wire import Handler, Wire
 
 # --------------------------------------------------------------------------------------
 # Faults on the wire
@@ -79,7 +79,12 @@ class Faults:
     """The `fault` of one or more wires: breaks a share of the reads and a share of the writes."""
 
     def __init__(self, seed: int, reads: float, writes: float) -> None:
-        self.random, self.reads, self.writes, self.lock = random.Random(seed), reads, writes, threading.Lock()
+        self.random, self.reads, self.writes, self.lock = (
+            random.Random(seed),
+            reads,
+            writes,
+            threading.Lock(),
+        )
         self.done, self.done_to_writes = Counter[str](), Counter[str]()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
@@ -87,7 +92,10 @@ class Faults:
         with self.lock:
             if self.random.random() >= (self.reads if reads else self.writes):
                 return False
-            unfit = {"410": "continue=" not in path, "not a list": verb != "GET" or "limit=" not in path}
+            unfit = {
+                "410": "continue=" not in path,
+                "not a list": verb != "GET" or "limit=" not in path,
+            }
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
             kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1
@@ -157,7 +165,11 @@ class Users:
         kube.create_pod("decoy", labels=judge.labels_for("m0-7"))
 
     def volume(self, number: int) -> str:
-        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.kube.ns}
+        spec = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": self.kube.ns,
+        }
         name = f"{self.kube.ns}-{number}"
         return json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
                            "spec": spec | {"hostPath": {"path": "/tmp"}}})  # fmt: skip
@@ -172,7 +184,9 @@ class Users:
                 self.change_milvus(name, milvus)
             else:
                 stored = {"storage": self.storage} if name == self.names[-1] else {}
-                self.kube.create(name, replicas=self.random.randint(0, 4), image=self.image(), **stored)
+                self.kube.create(
+                    name, replicas=self.random.randint(0, 4), image=self.image(), **stored
+                )
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
         kube, dice = self.kube, self.random
@@ -182,7 +196,9 @@ class Users:
             "settings": {"milvusSpec": f"log: {{level: '{dice.randint(0, 9)}'}}"},
             "mark": {"pod": {"metadata": {"annotations": {"mark": str(dice.randint(0, 9))}}}},
         }
-        action = dice.choice([*updates, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"])
+        action = dice.choice(
+            [*updates, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"]
+        )
         if action in updates:
             kube.change(name, **updates[action])
         elif action == "waver":  # a change that is reverted at once
@@ -218,7 +234,9 @@ class Users:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
-        items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=lambda _, obj: obj)["items"]
+        items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=lambda _, obj: obj)[
+            "items"
+        ]
         return {judge.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> bool:
@@ -226,7 +244,9 @@ class Users:
         for name in self.names:
             if name not in self.present():
                 self.kube.create(name, image="milvus:1")
-            self.kube.change(name, replicas=self.random.randint(3, 4), image=f"milvus:last-{self.changes}")
+            self.kube.change(
+                name, replicas=self.random.randint(3, 4), image=f"milvus:last-{self.changes}"
+            )
         return True
 
     def are_served(self) -> bool:
@@ -237,12 +257,20 @@ class Users:
 
     def pods(self) -> dict[str, tuple[Obj, set[str], dict[str, Obj]]]:
         """By the name of a Milvus: itself, the names of the pods that it should have, and the pods that it has."""
-        milvuses, found, taken = self.present(), self.kube.all_pods(), {f"{name}-2" for name in self.names[:3]}
+        milvuses, found, taken = (
+            self.present(),
+            self.kube.all_pods(),
+            {f"{name}-2" for name in self.names[:3]},
+        )
         return {
             name: (
                 milvus,
                 {f"{name}-{number}" for number in range(milvus["spec"]["replicas"])} - taken,
-                {pod: obj for pod, obj in found.items() if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)},
+                {
+                    pod: obj
+                    for pod, obj in found.items()
+                    if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)
+                },
             )
             for name, milvus in milvuses.items()
         }
@@ -254,7 +282,9 @@ class Users:
             status = milvus.get("status") or {}
             conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
             good = name not in self.names[:3]
-            expected = {"Ready": str(good), "Reconciled": str(good)} | ({} if good else {"Stalled": "True"})
+            expected = {"Ready": str(good), "Reconciled": str(good)} | (
+                {} if good else {"Stalled": "True"}
+            )
             if mine.keys() != wanted:
                 wrong[name] = f"its pods are {sorted(mine)}"
             elif any(judge.shown_by(pod) != judge.asked_for(milvus) for pod in mine.values()):
@@ -329,7 +359,12 @@ class Recorder:
         """Replay the history and fail at the first harm; returns how often each thing happened."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        eventually(lambda: self.errors or sum(judge.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2)
+        eventually(
+            lambda: (
+                self.errors
+                or sum(judge.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2
+            )
+        )
         self.running = False
         assert not self.errors, self.errors
         history = judge.History(by_users)

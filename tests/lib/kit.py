@@ -26,9 +26,9 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.wire import Handler, Wire
+from tests.lib.wire import Handler, Wire
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parent.parent.parent
 Obj = dict[str, Any]
 ORIGINAL_MILVUS = """
 apiVersion: "zilliz.com/v1"
@@ -41,7 +41,9 @@ spec:
 """
 
 
-def eventually(check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()) -> Any:
+def eventually(
+    check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()
+) -> Any:
     """Wait until check() is true, and return what it returned; a failure shows its last result."""
     end, failure = time.monotonic() + seconds, None
     while True:
@@ -74,7 +76,12 @@ class Kube:
         return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        ours = [f"--kubeconfig={self.plane.kubeconfig()}", f"--cache-dir={self.plane.folder}/kubectl", "-n", self.ns]
+        ours = [
+            f"--kubeconfig={self.plane.kubeconfig()}",
+            f"--cache-dir={self.plane.folder}/kubectl",
+            "-n",
+            self.ns,
+        ]
         command = [str(self.plane.kubectl), *ours, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         assert not check or done.returncode == 0, done.stderr
@@ -128,13 +135,23 @@ class Kube:
 
     def patch_pod(self, name: str, **metadata: Any) -> None:
         merge = "application/merge-patch+json"
-        self.pods.patch(name=name, namespace=self.ns, body={"metadata": metadata}, content_type=merge)
+        self.pods.patch(
+            name=name, namespace=self.ns, body={"metadata": metadata}, content_type=merge
+        )
 
     def delete_pod(self, name: str) -> None:
         self.pods.delete(name=name, namespace=self.ns)
 
     def set_pod_status(self, name: str, **status: Any) -> None:
-        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        self.kubectl(
+            "patch",
+            "pod",
+            name,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            json.dumps({"status": status}),
+        )
 
     def hold(self, name: str) -> None:
         """From now on, if the pod is deleted, it is gone only after release()."""
@@ -151,7 +168,11 @@ class Kube:
 
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
-        eventually(lambda: self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values())))
+        eventually(
+            lambda: (
+                self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values()))
+            )
+        )
 
     def gone(self, name: str) -> None:
         eventually(lambda: self.pod(name) is None)
@@ -233,7 +254,12 @@ def new_operator(
 
 def operator_of(file: str, kube: Kube, clock: Clock) -> mo.Operator:
     """An operator that finds its credentials as the command does."""
-    return mo.Operator(mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock), [kube.ns], 5, 16)
+    return mo.Operator(
+        mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock),
+        [kube.ns],
+        5,
+        16,
+    )
 
 
 def make_pass(operator: mo.Operator, once: bool = False) -> bool:
@@ -251,8 +277,15 @@ def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
 
 def original_crd(**spec: Any) -> Obj:
     """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
-    fields = {"milvusSpec": {"type": "string"}, "image": {"type": "string"}, "replicas": {"type": "integer"}}
-    schema = {"type": "object", "properties": {"spec": spec or {"type": "object", "properties": fields}}}
+    fields = {
+        "milvusSpec": {"type": "string"},
+        "image": {"type": "string"},
+        "replicas": {"type": "integer"},
+    }
+    schema = {
+        "type": "object",
+        "properties": {"spec": spec or {"type": "object", "properties": fields}},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -260,8 +293,20 @@ def original_crd(**spec: Any) -> Obj:
         "spec": {
             "group": "zilliz.com",
             "scope": "Namespaced",
-            "names": {"plural": "milvuses", "singular": "milvus", "kind": "Milvus", "shortNames": ["mi"]},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+            "names": {
+                "plural": "milvuses",
+                "singular": "milvus",
+                "kind": "Milvus",
+                "shortNames": ["mi"],
+            },
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
         },
     }
 
@@ -285,8 +330,14 @@ def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
 class Command:
     """`python milvus_operator.py` as a process."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE) -> None:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "MILVUS"))}
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
+    ) -> None:
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("KUBE", "MILVUS"))
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
             stdout=subprocess.PIPE, stderr=stderr, text=True,
