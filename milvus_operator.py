@@ -1309,7 +1309,8 @@ class Cluster:
             raise ApiError(422, f"admission removes {lacking} from new pods; the operator needs it")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run whether the API server would accept such a pod, under a free name. A quota does not count: the old pod will make room."""
+        """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
+        quota does not count: the old pod will make room."""
         metadata = pod["metadata"] | {"generateName": f"{name_of(pod)}-"}
         del metadata["name"]
         try:
