@@ -1041,11 +1041,16 @@ def from_kubeconfig(
     if not context:  # the merger takes the last current-context of several files, kubectl the first
         contexts = [file.get("current-context") for file in merged.config_files.values()]
         context = next(filter(None, contexts), None)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, complaints() as said:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         loader = KubeConfigLoader(
             merged.config, context, config_base_path=None, temp_file_path=folder
         )
-        loader.load_and_set(settings)
+        said = logging.handlers.BufferingHandler(100)  # if a plugin fails, the loader only logs it
+        logging.root.addHandler(said)
+        try:
+            loader.load_and_set(settings)
+        finally:
+            logging.root.removeHandler(said)
         here = merged.config["contexts"].get_with_name(context)["context"]
         cluster = merged.config["clusters"].get_with_name(here["cluster"])["cluster"]
         named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
@@ -1069,19 +1074,8 @@ def from_kubeconfig(
             context,
             contents_of(lasting),
             expiry.timestamp() if expiry else math.inf,
-            " ".join(record.getMessage() for record in said),
+            " ".join(record.getMessage() for record in said.buffer),
         )
-
-
-@contextlib.contextmanager
-def complaints() -> Iterator[list[logging.LogRecord]]:
-    """What the loader says: when an exec plugin fails, it only logs that."""
-    handler = logging.handlers.BufferingHandler(100)
-    logging.root.addHandler(handler)
-    try:
-        yield handler.buffer
-    finally:
-        logging.root.removeHandler(handler)
 
 
 def contents_of(files: Iterable[str]) -> dict[str, bytes]:
@@ -1314,10 +1308,6 @@ class Cluster:
         except ApiError as error:
             if error.why().reason != QUOTA_EXCEEDED:
                 raise
-
-    def look(self, pod: Obj) -> Obj:
-        """The pod that has this name."""
-        return slim_pod(self.request("get", self.pods, pod))
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
@@ -1706,14 +1696,15 @@ class Operator:
                 tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
         _, error = attempt(cluster.create, pod)
         if error and error.reason == "AlreadyExists":
-            self.name_is_taken(job, cluster.look(pod), job.memory.back_offs.get(ordinal))
+            self.name_is_taken(job, cluster.request("get", cluster.pods, pod), ordinal)
         if error:
             raise error
 
-    def name_is_taken(self, job: Job, pod: Obj, before: BackOff | None) -> None:
+    def name_is_taken(self, job: Job, pod: Obj, ordinal: int) -> None:
         """Raise what it means that there is a pod of this name, which the lists do not show."""
-        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
-            raise ApiError(422, before.why.message)  # it still lacks what admission has removed
+        before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
+        if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
+            raise ApiError(422, before.message)  # it still lacks what admission has removed
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
