@@ -1052,15 +1052,12 @@ def from_kubeconfig(
         finally:
             logging.root.removeHandler(said)
         here = merged.config["contexts"].get_with_name(context)["context"]
-        cluster = merged.config["clusters"].get_with_name(here["cluster"])["cluster"]
         named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
         user = mapping(named.value.get("user")) if named else {}
         if any(key.startswith("as") for key in user):
-            raise Unusable(
-                f"cannot use {names}: impersonation (`as`, `as-groups`) is not supported"
-            )
-        if "proxy-url" in cluster:
-            settings.no_proxy = None  # as in kubectl
+            raise Unusable(f"cannot use {names}: impersonation (`as`) is not supported")
+        if hasattr(loader, "proxy"):
+            settings.no_proxy = None  # as in kubectl, proxy-url comes first
         else:
             settings.proxy = environment_proxy(settings.host)
         files = [*merged.paths, settings.ssl_ca_cert, settings.cert_file, settings.key_file]
@@ -2064,18 +2061,7 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
-    namespaces: tuple[str, ...],
-    all_namespaces: bool,
-    interval: float,
-    once: bool,
-    dry_run: bool,
-    kubeconfig: str | None,
-    context: str | None,
-    timeout: float,
-    workers: int,
-    health_port: int | None,
-    log_format: str,
-    verbose: bool,
+    namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
@@ -2083,18 +2069,17 @@ def main(
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        variable = "or MILVUS_OPERATOR_NAMESPACE"
-        raise click.UsageError(
-            f"-A/--all-namespaces can't be combined with -n/--namespace {variable}"
-        )
-    start_log(verbose, log_format)
+        text = "-A/--all-namespaces can't be combined with -n/--namespace"
+        raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
+    start_log(options["verbose"], options["log_format"])
+    workers = options["workers"]
     threading.stack_size(
         16 << 20
     )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
-    reconnect = functools.partial(connect, kubeconfig, 2 * workers)
-    cluster = Cluster(reconnect, context, timeout, dry_run)
+    reconnect = functools.partial(connect, options["kubeconfig"], 2 * workers)
+    cluster = Cluster(reconnect, options["context"], options["timeout"], options["dry_run"])
     everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
     managed = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
@@ -2110,8 +2095,8 @@ def main(
         cluster.server,
         cluster.would,
     )
-    if health_port:
-        serve_health(operator, health_port)
+    if options["health_port"]:
+        serve_health(operator, options["health_port"])
     if once:
         sys.exit(0 if operator.run_once() else 1)
     operator.run()
