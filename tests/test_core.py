@@ -17,12 +17,19 @@ from tests.lib.objects import NOW, Obj, conditions, milvus, pod, pods, read
 
 
 def todo(
-    milvus: Obj, pods: list[Obj], backing_off: Collection[int] = (), may_restart: bool = True
+    milvus: Obj,
+    pods: list[Obj],
+    backing_off: Collection[int] = (),
+    *,
+    lost: bool = False,
+    may_restart: bool = True,
 ) -> str:
     """What is done now, such as `delete x-2, create x-0`; as in the loop."""
     spec = mo.spec_of(milvus)
     taken = [mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, spec, pod)]
-    actions = mo.choose(mo.decide(milvus, spec, pods, taken), backing_off, may_restart)
+    actions = mo.choose(
+        mo.decide(milvus, spec, pods, taken), dict.fromkeys(backing_off, lost), may_restart
+    )
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
 
@@ -112,10 +119,26 @@ def test_a_pod_that_backs_off_delays_no_other(
     assert todo(milvus(3), pods(there), backing_off) == expected, what
 
 
+@pytest.mark.parametrize(
+    ("there", "backing_off", "expected"),
+    [
+        ("x-0 old, x-1 old, x-2 old", {2}, ""),
+        ("x-0 old, x-1 old, x-2 old", {0}, ""),
+        ("x-0 old starting, x-1, x-2 old starting", {2}, "replace x-0"),
+        ("x-0, x-1", {1, 2}, ""),
+        ("x-0, x-1 failed", {2}, "restart x-1"),
+    ],
+)
+def test_no_ready_pod_goes_while_the_lost_delete_of_another_may_still_take_effect(
+    there: str, backing_off: set[int], expected: str
+) -> None:
+    assert todo(milvus(3), pods(there), backing_off, lost=True) == expected
+
+
 def test_a_name_that_is_taken_is_not_counted_twice() -> None:
     """A name may count as taken a little longer, after the labels of our pod were restored."""
     there = pods("x-0 old, x-1 old, x-2 old")
-    actions = mo.decide(milvus(3), read(milvus(3)), there, ["x-1"])
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 2)]
 
 
