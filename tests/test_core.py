@@ -387,6 +387,12 @@ def test_the_status_counts_our_pods_that_are_not_ending(
     assert status["pods"] == names.split()
 
 
+def test_a_pod_that_has_ended_is_not_ready_whatever_its_condition_says() -> None:
+    ended = pod("x-0", "failed", conditions=[{"type": "Ready", "status": "True"}])
+    assert mo.status_of(milvus(1), read(milvus(1)), [ended], {}, NOW)["readyReplicas"] == 0
+    assert todo(milvus(2), [ended, *pods("x-1 old")]) == "restart x-0"
+
+
 WAITING = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}}
 KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 COMPLETED = {"terminated": {"reason": "Completed", "exitCode": 0}}

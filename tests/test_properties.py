@@ -133,7 +133,7 @@ def test_nothing_is_left_to_do_only_at_the_goal(pods: list[Obj], count: int) -> 
     waits = any(mo.is_ending(pod) or mo.owner_uid(pod) == "uid-of-an-earlier-x" for pod in pods)
     waits = waits or not all(map(mo.is_ready, mine.values()))
     here = {i for i, pod in mine.items() if mo.template_hash_of(pod) == CURRENT}
-    goal = {i for i in range(count) if f"x-{i}" not in taken(spec, pods)}
+    goal = {i for i in range(count) if i in mine or f"x-{i}" not in taken(spec, pods)}
     orphans = any(mo.is_orphan(wanted, pod) for pod in pods)
     if not waits:
         at_goal = here == mine.keys() == goal and not orphans
