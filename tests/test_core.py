@@ -440,7 +440,7 @@ def told(phase: str, *found: str) -> Obj:
         (pod("x-1", "starting", conditions=[]), "Pending", "Pending"),
         (pod("x-1") | {"status": {}}, "Pending", "Pending"),
         ({"metadata": pod("x-1")["metadata"]}, "Pending", "Pending"),
-        (told("Pending", "PodScheduled False Unschedulable none"), "Unschedulable", "none"),
+        (told("Pending", "Ready False A a", "PodScheduled False Full none"), "Full", "none"),
         (told("Running", "PodScheduled True A a", "Ready False Gate shut"), "Gate", "shut"),
         # A node that is lost sets no reason; Running must not be read as "it runs".
         (told("Running", "Ready False"), "NotReady", "NotReady"),
