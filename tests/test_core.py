@@ -625,7 +625,12 @@ def test_what_the_server_says_is_sorted(code: int, message: str, reason: str, li
     assert outage(code, message) == line
 
 
-@pytest.mark.parametrize("words", [ANONYMOUS, DENIED + ANONYMOUS, USER, OWNER, "exceeded quota: a"])
+QUOTA = "exceeded quota: a"
+
+
+@pytest.mark.parametrize(
+    "words", [ANONYMOUS, DENIED + ANONYMOUS, USER, OWNER, QUOTA, DENIED + QUOTA]
+)
 @pytest.mark.parametrize(
     ("code", "message"),
     [
