@@ -33,6 +33,7 @@ NAMES = [*(f"x-{i}" for i in range(6)), "x-01", "x-y", "x-y-1", "y-1"]
 STATES: list[Obj] = [
     {},
     {"phase": None, "conditions": None},
+    {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
     {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
     {
         "conditions": [
@@ -152,6 +153,7 @@ def test_what_is_kept_of_a_pod_is_all_that_decisions_need(
     ] == whole
     status = mo.status_of(wanted, spec, pods, problems, NOW)
     assert mo.status_of(wanted, spec, slim, problems, NOW) == status
+    assert taken(spec, slim) == taken(spec, pods)
 
 
 FIELDS = ["containers", "env", "ports", "volumes", "volumeMounts", "name", "value", "mountPath"]
