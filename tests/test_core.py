@@ -449,7 +449,9 @@ def told(phase: str, *found: str) -> Obj:
     ],
 )
 def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
-    found = conditions(milvus(2), [*pods("x-0"), *([there] if there else [])])
+    listed = [*pods("x-0"), *([there] if there else [])]
+    found = conditions(milvus(2), listed)
+    assert conditions(milvus(2), [*map(mo.slim_pod, listed)]) == found, "the words are kept"
     text = f"1 of 2 pods are ready and up to date; x-1: {message}"
     assert found["Ready"] == ("False", reason, text)
     assert found["Reconciled"][:2] == ("True", "Reconciled")
