@@ -110,7 +110,9 @@ PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updat
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASSES = metrics.Counter(
+    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
+)
 PASS_SECONDS = metrics.Histogram(
     "milvus_operator_pass_duration_seconds",
     "Duration of a pass",
@@ -120,7 +122,7 @@ REQUESTS = metrics.Counter(
     "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
 )
 MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
 )
 SINCE_GOOD_PASS = metrics.Gauge(
     "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
@@ -1826,8 +1828,8 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus left" if this.left else ""
-        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
             self.good = now
@@ -2025,8 +2027,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     type=float,
     default=5,
     callback=seconds,
-    help="Time from the start of one pass to the start of the next while nothing changes; after a "
-    "change the next pass comes sooner.",
+    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
+    "pass comes sooner.",
 )
 @click.option(
     "--once",
@@ -2076,6 +2078,9 @@ def main(
     namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
+
+    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
+    it.
 
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
