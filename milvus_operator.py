@@ -40,7 +40,6 @@ import re
 import socket
 import socketserver
 import ssl
-import sys
 import tempfile
 import threading
 import time
@@ -88,7 +87,7 @@ MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC_DEPTH = 100  # levels of nesting in a spec; a real one has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read from a response; anything deeper becomes null
-FIRST_PAGE, PAGE = 10, 150  # objects in the first page of a list, and at most in another
+FIRST_PAGE, PAGE = 10, 80  # objects in the first page of a list, and at most in another
 PAGE_BYTES = 4 << 20  # what a page should weigh at most
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MERGE_PATCH = "application/merge-patch+json"  # custom resources reject the client's default
@@ -741,7 +740,7 @@ def choose(
         allowed = []
     others = {*steps} - {*allowed}
     chosen = [a for a in chosen if a.verb != "replace" or a.ordinal not in others]
-    return sorted(chosen, key=lambda action: action.ordinal in back_offs)
+    return sorted(chosen, key=lambda action: back_offs.get(action.ordinal, NEVER_FAILED).until)
 
 
 # --- What the status and the events say ---
@@ -1383,10 +1382,11 @@ def place(namespace: str | None) -> str:
 # ---------- The loop: observe, act, observe ----------
 
 BATCH = 20  # actions that one worker carries out for one Milvus; other workers take the rest
+MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
 MAX_PASSES = 1000  # of --once, if somebody keeps changing the same objects
-STATUS, EVENTS = "status", "events"  # what may back off, besides pods
+STATUS = "status"  # what may back off, besides pods
 
 # What can be written, as the log counts it.
 CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)", "conflict(s)"
@@ -1413,7 +1413,10 @@ class Memory:
         """Back off after an error: for longer than the last time."""
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
-        back_off = back_off._replace(why=error.why(), outage=error.outage)
+        why = error.why()
+        if error.reason == "Conflict" and back_off.delay < most:
+            why = Reason(PENDING)  # it usually passes
+        back_off = back_off._replace(why=why, outage=error.outage)
         self.back_offs[key] = back_off._replace(lost=error.code == 0 or error.code >= 500)
         return self.back_offs[key]
 
@@ -1487,6 +1490,7 @@ class Operator:
         self.outcomes: deque[str] = deque()  # what workers have written since the last report
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.unlisted = NEVER_FAILED  # while no list succeeds
+        self.events = NEVER_FAILED  # while events cannot be written
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.progressed = self.good = self.clock()  # when the loop moved; when a good pass ended
         self.stopping = False
@@ -1630,7 +1634,7 @@ class Operator:
                 taken.add(f"{name_of(milvus)}-{ordinal}")
         job.actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
+        live: set[int | str] = {STATUS, *(action.ordinal for action in job.actions)}
         live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
         may_restart = now >= memory.restart.until
@@ -1690,6 +1694,8 @@ class Operator:
         """Leave a Milvus alone until something about it changes, or a back-off ends."""
         memory = job.memory
         back_offs = [*dict(memory.back_offs).values(), memory.restart]
+        if memory.news:
+            back_offs.append(self.events)
         times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
         memory.wake = min(times, default=math.inf)
         memory.settled = job.versions
@@ -1834,21 +1840,24 @@ class Operator:
     def write_events(self, job: Job) -> None:
         """Write what is new as events, on which nothing depends."""
         memory, milvus, cluster = job.memory, job.milvus, self.cluster
+        for key in list(memory.news)[:-MAX_NEWS]:
+            del memory.news[key]
         for key in list(memory.news):
             if self.is_over(job):
                 job.unfinished = True
                 return
-            if memory.waits(EVENTS, self.clock()):
+            if self.clock() < self.events.until:
                 return
             reason, note, is_warning = key
             if names := memory.news[key]:
                 reason, note = DONE[reason].capitalize(), sentence(reason, names, note)
             event = new_event(milvus, reason, note, is_warning, timestamp("microseconds"))
             _, error = attempt(cluster.create_event, event)
-            if error and error.outage:
-                memory.back_off(EVENTS, error, self.clock())
+            if error and (error.outage or error.is_transient):
+                self.events = self.events.longer(1, 300, self.clock())
+                self.events = self.events._replace(outage=error.outage)
                 return
-            memory.back_offs.pop(EVENTS, None)
+            self.events = NEVER_FAILED
             del memory.news[key]
 
     def report(self, this: Pass) -> None:
@@ -1856,6 +1865,8 @@ class Operator:
         while self.outcomes:
             this.written[self.outcomes.popleft()] += 1
         states = Counter[str]()
+        if self.events.outage:
+            this.outages.append(self.events.outage)
         for memory in self.all_memories():
             states[memory.state] += 1
             this.outages += (some.outage for some in list(memory.back_offs.values()) if some.outage)
@@ -2004,17 +2015,23 @@ def end_on_signal(operator: Operator) -> None:
     """On SIGTERM or SIGINT, writes in progress get four seconds; a second signal ends the process
     immediately. A thread does the waiting: a handler may run anywhere in the main thread."""
     signals: SimpleQueue[int] = SimpleQueue()  # its put() is reentrant
+    received = list[int]()
 
     def end() -> None:
         signals.get()
-        threading.Thread(target=lambda: os._exit(128 + signals.get()), daemon=True).start()
         operator.finish()
         log.info("stopped")
         os._exit(0)  # a request that hangs must not delay the exit
 
+    def receive(signum: int, _: Any) -> None:
+        if received:
+            os._exit(128 + signum)
+        received.append(signum)
+        signals.put(signum)
+
     threading.Thread(target=end, daemon=True).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda signum, _: signals.put(signum))
+        signal.signal(signum, receive)
 
 
 def text_line(record: logging.LogRecord) -> str:
@@ -2144,7 +2161,8 @@ def main(
     if options["health_port"]:
         serve_health(operator, options["health_port"])
     if once:
-        sys.exit(0 if operator.run_once() else 1)
+        code = 0 if operator.run_once() else 1
+        os._exit(code)  # an exec plugin that waits must not delay the exit
     operator.run()
     threading.Event().wait()  # until the thread that got the signal has ended the process
 
