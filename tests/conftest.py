@@ -69,6 +69,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
             plane = ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
         except Unavailable as error:
             stop(request.session, error)
+        os.environ["KUBECACHEDIR"] = f"{plane.folder}/kubectl"  # also for commands of make and of the documents
         kube = Kube(plane, "default")
         eventually(lambda: served(kube))
         yield plane
