@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 NEW := $(or $(PYTHON),python3)
 IMAGE ?= milvus-operator:0.1.0
 DOCKER ?= docker
-ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; else answer=$(if $(filter 1,$(YES)),y); fi; \
-	[ "$$answer" = y ] || { echo "Nothing was removed.$(if $(YES),, Without a terminal, YES=1 is needed.)"; exit 1; }
+ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
+	else echo "Without a terminal, this needs YES=1."; fi; \
+	[ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }
 
 .PHONY: help demo check test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 

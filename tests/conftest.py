@@ -85,6 +85,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
             )
         except Unavailable as error:
             stop(request.session, error)
+        os.environ["KUBECACHEDIR"] = f"{plane.folder}/kubectl"  # also for commands of make and of the documents
         kube = Kube(plane, "default")
         eventually(lambda: served(kube))
         yield plane

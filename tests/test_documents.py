@@ -265,7 +265,7 @@ def test_make_install_run_and_uninstall(kube: Kube) -> None:
     assert "customresourcedefinition.apiextensions.k8s.io/milvuses.zilliz.com" in run("install")
     kube.create()
     assert "1 created" in run("run", f"ARGS=--once -n {kube.ns}")
-    assert "Nothing was removed. Without a terminal, YES=1 is needed." in run("uninstall", code=2)
+    assert "this needs YES=1.\nNothing was removed." in run("uninstall", code=2)
     removed = run("uninstall", "YES=1")
     assert 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted' in removed
     run("install")
