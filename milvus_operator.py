@@ -1359,6 +1359,7 @@ def place(namespace: str | None) -> str:
 # ---------- The loop: observe, act, observe ----------
 
 BATCH = 20  # actions that one worker carries out for one Milvus; other workers take the rest
+GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
 MAX_PASSES = 1000  # of --once, if somebody keeps changing the same objects
 STATUS, EVENTS = "status", "events"  # what may back off, besides pods
@@ -1466,10 +1467,10 @@ class Operator:
     ) -> None:
         self.cluster, self.interval, self.clock = cluster, interval, cluster.clock
         self.namespaces = list(namespaces)
-        # A request that has failed may hang the next time, so such a Milvus gets other workers.
-        few = workers // 4
-        self.workers = ThreadPoolExecutor(workers - few)
-        self.second_tries = ThreadPoolExecutor(few) if few else self.workers
+        # What has failed may hang the next time: it gets a quarter of the workers at most.
+        self.workers = ThreadPoolExecutor(workers)
+        self.second_tries = ThreadPoolExecutor(max(1, workers // 4))
+        self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
         self.tasks: list[
             tuple[str, Future[None]]
@@ -1530,7 +1531,7 @@ class Operator:
         jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
         for job in jobs:
             self.submit(job)
-        self.wait_for_workers(this.deadline)
+        self.wait_for_workers(this.deadline + GRACE)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
         left |= {uid for uid, task in self.tasks if not task.done()}
         this.left = len(left)
@@ -1636,7 +1637,8 @@ class Operator:
 
     def work(self, job: Job, start: int) -> None:
         """A worker's task: carry out a batch of actions and, once no pod needs one, report."""
-        _, error = attempt(self.act_and_report, job, start)
+        with self.slots:
+            _, error = attempt(self.act_and_report, job, start)
         if error:
             job.memory.back_off(STATUS, error, self.clock())
 
@@ -1791,11 +1793,12 @@ class Operator:
         reason, message = reconciled["reason"], reconciled["message"]
         if (before.get("reason", RECONCILED), before.get("message", message)) == (reason, message):
             return
+        text = f"{reason}: {message}"
         if reason == RECONCILED:
-            message = f"problem resolved: {before.get('reason')}"
+            text = message = f"problem resolved: {before.get('reason')}"
         is_warning = reconciled["status"] == "False"
         level = logging.WARNING if is_warning else logging.INFO
-        tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {reason}: {message}")
+        tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
         job.memory.news[reason, message, is_warning] = []
 
     def write_events(self, job: Job) -> None:
