@@ -62,8 +62,8 @@ class Lines(logging.Handler):
 class Hung:
     """Tasks that hang until they are released. Who waits for them waits by the clock."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, server: MemoryServer) -> None:
+        self.clock, self.journal = server.clock, server.journal
         self.lock = threading.Lock()
         self.released = threading.Event()
         self.count = 0  # how many hang
@@ -78,14 +78,16 @@ class Hung:
             self.count -= 1
 
     def wait(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> Any:
-        """Wait until all are done, or all that are left hang: then the time is over."""
-        self.waited_for, quiet = {*futures}, 0
+        """Wait until all are done, or all that are left hang or wait: then the time is over."""
+        self.waited_for, quiet, before = {*futures}, 0, (-1, 0)
         while True:
             answer = self.really_wait(self.waited_for, timeout=0.002)
             running = sum(future.running() for future in answer.not_done)
-            queued = len(answer.not_done) - running
-            quiet = quiet + 1 if running <= self.count else 0  # what is queued may begin
-            if not answer.not_done or quiet > (50 if queued else 1):
+            state = len(self.journal), len(answer.not_done)
+            quiet = quiet + 1 if state == before else 0
+            before = state
+            surely = running == len(answer.not_done) <= self.count
+            if not answer.not_done or (surely and quiet) or quiet > 50:
                 break
         if answer.not_done:
             self.clock.advance(timeout or 0)
@@ -174,7 +176,7 @@ class World:
     @contextlib.contextmanager
     def slow_tasks(self) -> Iterator[Hung]:
         """Whatever calls `hang` hangs until the end of the block."""
-        hung = Hung(self.clock)
+        hung = Hung(self.server)
         with patch.object(concurrent.futures, "wait", hung.wait):
             try:
                 yield hung
@@ -240,7 +242,7 @@ class World:
 
     def forget(self) -> None:
         """From now on, look only at what is new in the journal and the log."""
-        self.server.journal.clear()
+        del self.server.journal[:]
         self.log.clear()
         self.troubles.clear()
 
