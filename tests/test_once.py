@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lib.world import World, metric, milvus, pod
+from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
 def test_once_creates_every_missing_pod_in_one_run() -> None:
@@ -18,8 +18,7 @@ def test_once_creates_every_missing_pod_in_one_run() -> None:
 
 
 def test_once_does_not_wait_for_pods_nor_finish_a_roll() -> None:
-    world = World(milvus("x", replicas=2))
-    world.settle()
+    world = at_rest(milvus("x", replicas=2))
     world.change("x", image="milvus:2")
     before = world.clock.now()
     assert world.operator.run_once()
@@ -29,8 +28,7 @@ def test_once_does_not_wait_for_pods_nor_finish_a_roll() -> None:
 
 
 def test_once_deletes_what_is_surplus_though_the_milvus_changes_meanwhile() -> None:
-    world = World(milvus("x", replicas=3))
-    world.settle()
+    world = at_rest(milvus("x", replicas=3))
     world.change("x", replicas=1)
     world.server.when(
         "list", "milvuses", lambda _: world.patch("milvuses", "x", annotations={"a": "1"}), times=1
@@ -41,8 +39,7 @@ def test_once_deletes_what_is_surplus_though_the_milvus_changes_meanwhile() -> N
 
 
 def test_once_replaces_what_has_failed_and_adopts_orphans() -> None:
-    world = World(milvus("x", replicas=2))
-    world.settle()
+    world = at_rest(milvus("x", replicas=2))
     world.server.fail("x-0")
     world.patch("pods", "x-1", ownerReferences=None)
     before = world.uids()
@@ -68,8 +65,7 @@ def test_once_fails_when_a_milvus_cannot_be_served_or_a_list_fails(
     verb: str, resource: str, code: int
 ) -> None:
     stored: dict[str, Any] = {"storage": {"size": "1Gi"}}
-    world = World(milvus("x", replicas=2, **stored), milvus("y", replicas=1))
-    world.settle()
+    world = at_rest(milvus("x", replicas=2, **stored), milvus("y", replicas=1))
     for name, replicas in (("x", 3), ("y", 0)):
         world.change(name, replicas=replicas)
     world.server.refuse(verb, resource, code, "not now")
@@ -133,8 +129,7 @@ def test_once_without_threads_fails_without_a_traceback(monkeypatch: pytest.Monk
 
 # --- Dry runs ---
 def test_a_dry_run_writes_nothing_and_says_what_would_be_done() -> None:
-    world = World(milvus("x", replicas=3), milvus("z"))
-    world.settle()
+    world = at_rest(milvus("x", replicas=3), milvus("z"))
     stored: dict[str, Any] = {"storage": {"size": "1Gi"}}
     world.add(milvus("y", **stored))
     world.change("x", replicas=2, image="milvus:2")

@@ -10,7 +10,7 @@ import pytest
 
 import milvus_operator as mo
 from tests.lib.front import Obj, answer
-from tests.lib.world import World, metric, milvus
+from tests.lib.world import World, at_rest, metric, milvus
 
 RIGHT = 'User "x" cannot list resource "pods" in API group "" in the namespace "y"'
 ANONYMOUS = 'User "system:anonymous" cannot list resource "pods" in API group ""'
@@ -47,9 +47,7 @@ def passes_that(result: str) -> float:
 def test_a_list_that_fails_is_one_line_that_says_what_to_do(
     resource: str, code: int, message: str, line: str
 ) -> None:
-    world = World(milvus("x"))
-    world.settle()
-    world.forget()
+    world = at_rest(milvus("x"))
     good, bad = passes_that("success"), passes_that("failure")
     if code:
         world.server.refuse("list", resource, code, message)
@@ -87,7 +85,7 @@ def test_a_create_without_an_answer_does_not_mean_that_the_server_is_down() -> N
     bad = passes_that("failure")
     world.passes()
     assert passes_that("failure") == bad
-    assert world.condition("x", "Reconciled")["reason"] == "APIError"
+    assert world.reason() == "APIError"
     assert [line.partition(":")[0] for line in world.troubles] == ["milvus test/x"]
 
 
@@ -117,18 +115,6 @@ def test_the_other_namespaces_are_served_while_one_cannot_be_listed() -> None:
     world.passes()
     assert world.operator.is_ready()
     assert sorted(world.pods()) == ["x-0", "y-0"]
-
-
-def test_a_namespace_that_cannot_be_listed_for_a_while_remembers_its_back_offs() -> None:
-    world = World(milvus("x"))
-    rule = world.server.refuse("create", "pods", 422, "bad")
-    world.passes()
-    down = world.server.fault("list", "pods", "reset", times=1)
-    world.passes()
-    assert (down.hits, rule.hits) == (1, 1)
-    world.clock.advance(-1)
-    world.passes()
-    assert rule.hits == 1
 
 
 def test_the_loop_is_alive_while_requests_time_out_and_not_when_it_stands_still() -> None:
@@ -251,8 +237,7 @@ def no_threads(*arguments: Any) -> None:
 
 
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(milvus("x"), milvus("y"))
-    world.settle()
+    world = at_rest(milvus("x"), milvus("y"))
     world.change("x", replicas=2)
     world.forget()
     with monkeypatch.context() as patch:
@@ -266,8 +251,7 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
 
 
 def test_passes_without_threads_count_as_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(milvus("x"))
-    world.settle()
+    world = at_rest(milvus("x"))
     good, bad = passes_that("success"), passes_that("failure")
     with monkeypatch.context() as patch:
         patch.setattr(ThreadPoolExecutor, "submit", no_threads)
@@ -306,7 +290,7 @@ def test_an_unforeseen_error_about_one_milvus_delays_no_other(
     assert line.startswith("unexpected ZeroDivisionError in new_pod, line ")
     assert line.endswith(": please report this bug")
     assert "hunter2" not in "".join(world.log)
-    assert world.condition("x", "Reconciled")["reason"] == "APIError"
+    assert world.reason() == "APIError"
 
 
 # --- The end ---

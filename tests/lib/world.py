@@ -221,6 +221,13 @@ class World:
         conditions = self.status(name).get("conditions") or []
         return next((one for one in conditions if one["type"] == kind), {})
 
+    def reason(self, name: str = "x", kind: str = "Reconciled") -> str:
+        """The reason of a condition; empty if there is none."""
+        return str(self.condition(name, kind).get("reason", ""))
+
+    def message(self, name: str = "x", kind: str = "Reconciled") -> str:
+        return str(self.condition(name, kind).get("message", ""))
+
     def events(self) -> list[str]:
         """The events, oldest first, as `reason: note`."""
         events = self.server.all_of("events")
@@ -248,6 +255,14 @@ class World:
 
     def writes(self) -> list[Request]:
         return [one for one in self.server.journal if one.verb not in ("get", "list")]
+
+
+def at_rest(*objects: Obj, **options: Any) -> World:
+    """A world in which the pods of all Milvus run, with nothing in the journal and the log yet."""
+    world = World(*objects, **options)
+    world.settle()
+    world.forget()
+    return world
 
 
 def capture_log() -> Lines:
