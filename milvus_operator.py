@@ -1150,9 +1150,8 @@ class Cluster:
         self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
         self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
-        self.answered = self.changed = (
-            clock()
-        )  # when a response last came; when a list was last new
+        self.answered = clock()  # when a response last came
+        self.changed = clock()  # when a list last showed something new
         self.rejected = False  # whether the server has rejected the credentials
         self.renewer = ThreadPoolExecutor(1)
         self.renewal: Future[Connection] | None = None
@@ -1176,9 +1175,7 @@ class Cluster:
             self.renewal = self.renewer.submit(self.connect, now.context)
             concurrent.futures.wait([self.renewal], timeout=1)
         if not self.renewal.done():
-            self.connection = now._replace(
-                complaint="waiting for the exec plugin of the kubeconfig"
-            )
+            self.connection = now._replace(complaint="the kubeconfig's exec plugin still runs")
             return
         try:
             new = self.renewal.result()
@@ -1263,13 +1260,14 @@ class Cluster:
             start = ITEMS.search(body)
             if not start:
                 raise ApiError(0, "the response is not a list: is this a Kubernetes API server?")
-            items = body[start.end() : body.rfind(b"]")]
+            begin, end = start.end(), body.rfind(b"]")
+            items = body[begin:end]
             digest = hashlib.blake2b(items).digest()
             if digest not in known:
                 known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
             pages[digest] = known[digest]
             limit = max(1, min(PAGE, PAGE_BYTES * (len(known[digest]) + 1) // (len(items) + 1)))
-            return mapping(parse(body.replace(items, b"", 1)).get("metadata"))
+            return mapping(parse(body[:begin] + body[end:]).get("metadata"))
 
         target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
         while token != "":
@@ -1296,9 +1294,7 @@ class Cluster:
             self.request("create", self.claims, claim, body=claim)
             return True
         if is_ending(present):
-            text = (
-                f"claim {name_of(claim)} is being deleted; the pod will be created once it is gone"
-            )
+            text = f"claim {name_of(claim)} is being deleted; the pod is created once it is gone"
             raise ApiError(409, text, CLAIM_TERMINATING)
         return False
 
@@ -1309,7 +1305,8 @@ class Cluster:
             raise ApiError(422, f"admission removes {lacking} from new pods; the operator needs it")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run whether the API server would accept such a pod, under a free name. A quota does not count: the old pod will make room."""
+        """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
+        quota does not count: the old pod will make room."""
         metadata = pod["metadata"] | {"generateName": f"{name_of(pod)}-"}
         del metadata["name"]
         try:
@@ -1399,9 +1396,7 @@ class Memory:
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
     restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
-    settled: tuple[
-        str, ...
-    ] = ()  # the versions when nothing was left to do (it is looked at again)
+    settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
     wake: float = math.inf  # when it is looked at again in any case
     written: float = -math.inf  # when something was last written (it waits in another order)
     unreported: float = math.inf  # since when pods change and no status was written (it is written)
@@ -1627,7 +1622,7 @@ class Operator:
         self.tasks[pool.submit(self.work, job, start)] = uid_of(job.milvus)
 
     def work(self, job: Job, start: int) -> None:
-        """A worker's task: decide, carry out a batch of actions and, if no pod needs one, report."""
+        """A worker's task: decide, carry out a batch of actions and, if there is none, report."""
         with self.slots:
             _, error = attempt(self.act_and_report, job, start)
         if error:
@@ -1648,6 +1643,7 @@ class Operator:
         if job.changed or len(job.todo) > BATCH:  # the next pass sees what came of it
             memory.unreported = min(memory.unreported, self.clock())
             if start > 0 or self.clock() < memory.unreported + self.interval:
+                job.unfinished = job.unfinished or not job.changed
                 return
         if self.is_over(job):
             job.unfinished = True
