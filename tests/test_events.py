@@ -86,7 +86,7 @@ def test_a_refusal_makes_one_event_and_so_does_its_end() -> None:
         "Created: created pods x-0, x-1",
         "Reconciled: problem resolved: QuotaExceeded",
     ]
-    assert "milvus test/x: Reconciled: problem resolved: QuotaExceeded" in world.log
+    assert "milvus test/x: problem resolved: QuotaExceeded" in world.log
 
 
 def test_nothing_is_said_of_a_milvus_that_is_gone() -> None:

@@ -112,8 +112,7 @@ def test_the_server_is_asked_about_a_template_once() -> None:
     world = at_rest(milvus("x", replicas=3))
     world.change("x", image="milvus:2")
     world.settle()
-    asked = [request.name for request in world.requests("create", "pods") if request.dry_run]
-    assert asked == ["x-2"]
+    assert len([one for one in world.requests("create", "pods") if one.dry_run]) == 1
 
 
 def test_a_used_up_quota_does_not_stop_a_roll() -> None:
