@@ -157,7 +157,9 @@ def test_an_unschedulable_pod_is_told_in_the_schedulers_words(
     kube: Kube, operator: mo.Operator
 ) -> None:
     kube.create(pod={"spec": {"nodeSelector": {"no": "such"}}})
-    eventually(lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "Unschedulable")
+    eventually(
+        lambda: make_pass(operator) and kube.condition("Ready").get("reason") == "Unschedulable"
+    )
     assert "didn't match Pod's node affinity/selector" in kube.condition("Ready")["message"]
     assert kube.condition("Reconciled")["status"] == "True"
 

@@ -179,6 +179,12 @@ def test_an_evicted_pod_is_replaced_at_once_whatever_a_quota_refuses() -> None:
     world.passes(2)
     assert world.names("delete", "pods") == ["x-1"]
     assert world.pods() == ["x-0", "x-1", "x-2"]
+    world.server.quota = {"pods": 0}
+    world.remove("pods", "x-0")
+    world.server.fail("x-2")
+    world.clock.advance(300)
+    world.passes()
+    assert world.names("delete", "pods") == ["x-1", "x-2"], "beside creates that are refused"
 
 
 def test_after_eight_failures_the_next_pass_goes_on() -> None:

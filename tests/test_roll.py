@@ -137,6 +137,20 @@ def test_refused_deletes_back_off_and_the_roll_goes_on_with_the_others() -> None
     assert world.condition("x", "Reconciled")["reason"] == "Forbidden"
 
 
+@pytest.mark.parametrize("code", [0, 504])
+def test_while_a_delete_may_still_come_true_no_other_ready_pod_is_taken(code: int) -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.change("x", image="milvus:2")
+    if code:
+        world.server.refuse("delete", "pods", code, "the webhook still thinks", times=2)
+    else:
+        world.server.fault("delete", "pods", "timeout", times=2)
+    world.passes(3)
+    assert {*deleted(world)} == {"x-2"}
+    world.settle()
+    assert world.images() == ["milvus:2"] * 3
+
+
 def test_no_ready_pod_is_replaced_while_others_are_deleted() -> None:
     world = at_rest(milvus("x", replicas=4))
     world.change("x", replicas=3, image="milvus:2")
