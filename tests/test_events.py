@@ -40,6 +40,7 @@ def test_events_tell_the_story() -> None:
         "Created: created pods x-1, x-2",
         "Reconciled: problem resolved: NameConflict",
     ]
+    assert "milvus test/x: problem resolved: NameConflict" in world.log
     types = {event["type"] for event in world.server.all_of("events") if "Name" in event["reason"]}
     assert types == {"Warning"}
 
@@ -70,23 +71,6 @@ def test_a_restarted_operator_does_not_repeat_what_the_condition_says() -> None:
     for said in ("x: SpecIsText", "bad: Invalid"):
         assert sum(f"milvus test/{said}" in line for line in world.log) == 1
     assert not any(text in line for line in (*world.log, *world.events()))
-
-
-def test_a_refusal_makes_one_event_and_so_does_its_end() -> None:
-    world = World(milvus("x"))
-    world.server.quota = {"pods": 0}
-    world.passes(20)
-    (event,) = world.events()
-    assert event.startswith("QuotaExceeded: ")
-    assert "exceeded quota" in event
-    world.server.quota = {}
-    world.change("x", replicas=2)
-    world.settle()
-    assert world.events()[1:] == [
-        "Created: created pods x-0, x-1",
-        "Reconciled: problem resolved: QuotaExceeded",
-    ]
-    assert "milvus test/x: problem resolved: QuotaExceeded" in world.log
 
 
 def test_nothing_is_said_of_a_milvus_that_is_gone() -> None:

@@ -161,15 +161,6 @@ def test_the_loop_waits_no_longer_when_only_some_lists_fail() -> None:
     assert world.pods() == ["x-0"]
 
 
-def test_each_namespace_is_listed_once_in_each_pass() -> None:
-    world = World(namespaces=["a", "b", "c"])
-    world.run(60)
-    world.forget()
-    world.run(20)
-    listed = [request.namespace for request in world.requests("list", "pods")]
-    assert sorted(listed) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-
-
 def test_the_password_of_a_server_is_not_shown() -> None:
     api = ApiClient(Configuration(host="https://somebody:hunter2@example.com:6443"))
     cluster = mo.Cluster(lambda _: mo.Connection(api, "default", None, {}))
@@ -188,14 +179,3 @@ def test_odd_lists_do_not_stop_the_loop(body: bytes) -> None:
     world.server.rules.remove(rule)
     world.passes()
     assert world.log[-2].startswith("resolved: ")
-
-
-def test_an_odd_answer_to_a_create_delays_no_other_milvus() -> None:
-    world = World(milvus("a"), milvus("b"))
-    world.server.when("create", "pods", lambda _: answer(200, {"metadata": {}}), name="a-0")
-    world.passes()
-    assert world.pods() == ["b-0"]
-    world.server.rules.clear()
-    world.clock.advance(30)
-    world.settle()
-    assert world.pods() == ["a-0", "b-0"]

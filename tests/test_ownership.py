@@ -70,16 +70,6 @@ def test_a_conflict_that_the_lists_do_not_show_is_looked_at_again_after_its_back
     assert world.times("create", "pods") == [10, 20, 40, 80, 160, 300]
 
 
-def test_a_conflict_that_another_copy_saw_resolved_is_forgotten() -> None:
-    world = World(milvus("x"))
-    world.add(pod("x-0"))
-    world.passes()
-    world.remove("pods", "x-0")
-    world.new_operator().run_pass()
-    world.passes(2)
-    assert world.reason() == "Reconciled"
-
-
 def test_a_pod_with_our_name_and_owner_in_another_namespace_is_ignored() -> None:
     world = World(milvus("x"), namespaces=[None])
     world.passes()

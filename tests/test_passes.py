@@ -310,15 +310,6 @@ def test_while_a_delete_hangs_no_other_ready_pod_is_taken() -> None:
     assert world.images() == ["milvus:3"] * 4
 
 
-def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next() -> None:
-    world = World(milvus("x"))
-    with world.hanging("create", "pods"):
-        world.server.refuse("create", "pods", 500, "the webhook is slow")
-        world.passes(2)
-    world.passes()
-    assert world.message() == "the webhook is slow"
-
-
 # --- What is kept ---
 def test_garbage_is_collected_once_after_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     world = at_rest(milvus("x"), milvus("y", "other"), namespaces=["test", "other"])

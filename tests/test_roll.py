@@ -183,23 +183,3 @@ def test_pods_in_an_etcd_of_their_own_are_rolled_and_scaled() -> None:
         world.settle()
         assert world.pods() == ["x-0"]
         assert world.condition("x", "Ready")["status"] == "True"
-
-
-def test_the_original_crd_is_rolled_one_pod_at_a_time_too() -> None:
-    world = World()
-    world.server.original_crd = True
-    world.add(milvus("x", replicas=3))
-    for _ in range(3):
-        world.passes()
-        world.server.run_pods()
-    world.change("x", image="milvus:2")
-    with world.hanging("delete", "pods"):
-        world.passes(5)
-        assert deleted(world) == ["x-2"]
-    for _ in range(12):
-        world.passes()
-        ready = sum(mo.is_ready(pod) for pod in world.server.all_of("pods"))
-        assert ready >= 2
-        world.server.finish_deletions()
-        world.server.run_pods()
-    assert world.images() == ["milvus:2"] * 3

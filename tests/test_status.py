@@ -118,13 +118,3 @@ def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one() -> None:
     assert world.troubles == []
     world.passes()
     assert world.condition("x", "Ready")["status"] == "True"
-
-
-def test_a_status_of_a_spec_that_has_changed_is_not_written() -> None:
-    world = World(milvus("x", replicas=0))
-    world.server.when("patch", "milvuses/status", lambda _: world.change("x", replicas=1), times=1)
-    world.passes()
-    assert world.requests("patch", "milvuses/status")[0].code == 409
-    world.settle()
-    assert world.status("x")["observedGeneration"] == 2
-    assert world.troubles == []
