@@ -701,20 +701,42 @@ def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Act
     return actions
 
 
+class BackOff(NamedTuple):
+    """Until when something is not tried again, the delay, and why."""
+
+    until: float = -math.inf
+    delay: float = 0
+    why: Reason = Reason("")
+    outage: str = ""
+    lost: bool = False  # whether the response was, so that the write may still take effect
+
+    def longer(self, first: float, most: float, now: float) -> BackOff:
+        """The next one: `first` seconds, then twice as long each time, up to `most`."""
+        delay = min(max(2 * self.delay, first), most)
+        return BackOff(now + delay, delay)
+
+
+NEVER_FAILED = BackOff()
+
+
 def choose(
-    actions: list[Action], backing_off: Mapping[int | str, bool], may_restart: bool
+    actions: list[Action], back_offs: Mapping[int | str, BackOff], may_restart: bool, now: float
 ) -> list[Action]:
-    """Which of these actions may be carried out now. Of what backs off it is said whether the write
-    may still have an effect, because its response was lost."""
-    chosen = [action for action in actions if action.ordinal not in backing_off]
+    """Which of these actions may be carried out now; what failed before comes last."""
+    waiting = {key for key, back_off in back_offs.items() if now < back_off.until}
+    chosen = [action for action in actions if action.ordinal not in waiting]
     if not may_restart:
         chosen = [action for action in chosen if action.verb != "restart"]
-    # One Ready pod at a time is replaced, and none while others are deleted or may still be.
-    ready = [action for action in actions if action.verb == "replace" and is_ready(action.pod)]
-    is_uncertain = any(backing_off.get(action.ordinal) for action in ready)
-    deletes = any(action.verb == "delete" and is_ready(action.pod) for action in chosen)
-    waits = ready if is_uncertain or deletes else [a for a in ready if a in chosen][1:]
-    return [action for action in chosen if action not in waits]
+    # One Ready pod at a time is replaced, and none while others are deleted, or may be.
+    steps = [a.ordinal for a in actions if a.verb == "replace" and is_ready(a.pod)]
+    lost = [ordinal for ordinal in steps if back_offs.get(ordinal, NEVER_FAILED).lost]
+    steps.sort(key=lambda ordinal: ordinal in back_offs)
+    allowed = [ordinal for ordinal in lost or steps if ordinal not in waiting][:1]
+    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
+        allowed = []
+    others = {*steps} - {*allowed}
+    chosen = [a for a in chosen if a.verb != "replace" or a.ordinal not in others]
+    return sorted(chosen, key=lambda action: action.ordinal in back_offs)
 
 
 # --- What the status and the events say ---
@@ -1356,24 +1378,6 @@ CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)"
 WRITTEN = ("created", "deleted", "adopted", CLAIM_CREATED, STATUS_UPDATED)
 
 
-class BackOff(NamedTuple):
-    """Until when something is not tried again, the delay, and why."""
-
-    until: float = -math.inf
-    delay: float = 0
-    why: Reason = Reason("")
-    outage: str = ""
-    lost: bool = False  # whether the response was, so that the write may still take effect
-
-    def longer(self, first: float, most: float, now: float) -> BackOff:
-        """The next one: `first` seconds, then twice as long each time, up to `most`."""
-        delay = min(max(2 * self.delay, first), most)
-        return BackOff(now + delay, delay)
-
-
-NEVER_FAILED = BackOff()
-
-
 @dataclass
 class Memory:
     """What is kept about a Milvus between passes; in brackets: what happens if it is lost. A worker
@@ -1431,7 +1435,8 @@ class Job:
     memory: Memory
     spec: Spec = NO_SPEC
     conflicts: dict[str, Reason] = field(default_factory=dict)  # names that pods of others have
-    todo: list[Action] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)  # everything that should be done
+    todo: list[Action] = field(default_factory=list)  # what may be done now
     failures: int = 0
     changed: bool = False  # whether the pods are no longer as the lists show them
     unfinished: bool = False  # whether something was left to the next pass
@@ -1457,7 +1462,7 @@ class Operator:
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
-        self.second_tries = ThreadPoolExecutor(max(1, workers // 4))
+        self.second_tries = ThreadPoolExecutor(workers // 4) if workers >= 4 else self.workers
         self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
         self.tasks: dict[Future[None], str] = {}  # of the workers, with the UID of the Milvus
@@ -1481,13 +1486,9 @@ class Operator:
     def run(self) -> None:
         """Make passes until `stopping`."""
         while not self.stopping:
-            started = self.clock()
-            this, error = attempt(self.run_pass)
-            if error:  # no thread or no memory was left: the next pass may have it
-                self.report_outages([f"a pass failed: {error}"])
-            wait = self.next_pass(this) if this else self.interval
+            this = self.run_pass()
             gc.collect()
-            time.sleep(max(0, started + wait - self.clock()))
+            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
 
     def run_once(self) -> bool:
         """Make passes until one changes nothing; returns whether all went well."""
@@ -1510,9 +1511,16 @@ class Operator:
     def run_pass(self, seconds: float | None = None) -> Pass:
         """Observe everything, and act where something is left to do, for an interval at most."""
         this = Pass(self.clock())
+        _, error = attempt(self.observe_and_act, this, seconds or self.interval)
+        if error:  # no thread or no memory was left: the next pass may have it
+            this.outages += [*self.outages.values(), f"a pass failed: {error}"]
+        self.report(this)
+        return this
+
+    def observe_and_act(self, this: Pass, seconds: float) -> None:
         self.cluster.reconnect()
         busy = self.withdraw()  # before the lists, because what still runs changes what they show
-        jobs = self.observe(this, busy, seconds or self.interval)
+        jobs = self.observe(this, busy, seconds)
         # First those that were settled before, then those that have waited longest.
         jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
         for job in jobs:
@@ -1521,8 +1529,6 @@ class Operator:
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
         left |= {uid for task, uid in self.tasks.items() if not task.done()}
         this.left = len(left)
-        self.report(this)
-        return this
 
     def withdraw(self) -> set[str]:
         """Take back what no worker has begun. Returns the UIDs of what workers still have."""
@@ -1593,14 +1599,16 @@ class Operator:
         for ordinal, back_off in memory.back_offs.items():
             if back_off.why.reason == NAME_CONFLICT and ordinal not in mine:  # not in the lists
                 taken.add(f"{name_of(milvus)}-{ordinal}")
-        actions = decide(milvus, spec, job.pods, taken)
+        job.actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in actions)}
+        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
         live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
-        waiting = {key: some.lost for key, some in memory.back_offs.items() if now < some.until}
-        job.todo = choose(actions, waiting, now >= memory.restart.until)
-        job.todo.sort(key=lambda action: action.ordinal in memory.back_offs)  # failed ones last
+        may_restart = now >= memory.restart.until
+        job.todo = choose(job.actions, memory.back_offs, may_restart, now)
+        if not self.cluster.dry_run:
+            for start in range(BATCH, len(job.todo), BATCH):
+                self.submit(job, start)
 
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
@@ -1619,19 +1627,22 @@ class Operator:
         memory = job.memory
         if start == 0 and not self.is_over(job):
             self.plan(job)
-            for other in range(BATCH, len(job.todo), BATCH):
-                self.submit(job, other)
-        for action in job.todo[start : start + BATCH]:
+        size = len(job.todo) if self.cluster.dry_run else BATCH
+        for action in job.todo[start : start + size]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 job.unfinished = True
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
-        if job.changed or len(job.todo) > BATCH:  # the next pass sees what came of it
+        if job.changed or len(job.todo) > size:  # the next pass sees what came of it
             memory.unreported = min(memory.unreported, self.clock())
-            if start > 0 or self.clock() < memory.unreported + self.interval:
-                job.unfinished = job.unfinished or not job.changed
-                return
+            job.unfinished = job.unfinished or not job.changed
+        is_due = self.clock() >= memory.unreported + self.interval
+        if start == 0 and (is_due or memory.unreported == math.inf):
+            self.tell_all(job)
+
+    def tell_all(self, job: Job) -> None:
+        """Write the status and events of a Milvus; leave it alone if nothing more is to be done."""
         if self.is_over(job):
             job.unfinished = True
             return
@@ -1702,6 +1713,8 @@ class Operator:
         before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
         if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
             raise ApiError(422, before.message)  # it still lacks what admission has removed
+        if is_ending(pod):
+            raise ApiError(409, f"pod {name_of(pod)} is being deleted", PENDING)
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
@@ -1725,7 +1738,7 @@ class Operator:
             memory.accepted = ""
         is_check = action.verb == "replace" and reason == INVALID
         if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
-            for other in job.todo:
+            for other in job.actions:
                 if other.verb == action.verb:
                     memory.back_offs[other.ordinal] = back_off
 
@@ -1763,7 +1776,7 @@ class Operator:
             if error.code == 404:  # only an older CRD has Milvus without a status
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
-            elif STATUS not in memory.back_offs:
+            elif STATUS not in memory.back_offs and not error.outage:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())
@@ -2073,9 +2086,7 @@ def main(
         raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
     start_log(options["verbose"], options["log_format"])
     workers = options["workers"]
-    threading.stack_size(
-        16 << 20
-    )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
+    threading.stack_size(16 << 20)  # with musl's 1 MiB, deep JSON would crash the parser
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
     reconnect = functools.partial(connect, options["kubeconfig"], 2 * workers)
@@ -2086,15 +2097,8 @@ def main(
     end_on_signal(operator)
     often = "one pass" if once else f"a pass every {interval:g} s"
     where = ", ".join(map(place, managed))
-    log.info(
-        "%s %s: %s, %s, server %s%s",
-        MANAGER,
-        __version__,
-        where,
-        often,
-        cluster.server,
-        cluster.would,
-    )
+    what = f"{where}, {often}, server {cluster.server}{cluster.would}"
+    log.info("%s %s: %s", MANAGER, __version__, what)
     if options["health_port"]:
         serve_health(operator, options["health_port"])
     if once:
