@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,7 +77,9 @@ class Run:
 
     def make(self, passes: int = 10) -> None:
         for _ in range(passes):
-            jobs = {user: operator.run_pass for user, operator in self.operators.items()}
+            jobs: dict[str, Callable[[], object]] = {
+                user: operator.run_pass for user, operator in self.operators.items()
+            }
             self.turns.run(jobs, self.change)
             self.world.clock.advance(self.dice.choice([0.5, 5, 40]))
         for rule in self.faults:

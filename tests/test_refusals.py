@@ -16,7 +16,7 @@ FAILED = [1, 2, 4, 8, 16, 30, 30]
 NO_RIGHT = (
     'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
 )
-STORED = {"storage": {"size": "1Gi"}}
+STORED: Obj = {"storage": {"size": "1Gi"}}
 
 
 # --- How long it waits ---
@@ -81,17 +81,16 @@ def test_the_words_are_those_of_the_last_try() -> None:
 
 
 def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
-    """It ends between the decision about the pods and the status."""
-    world = World(milvus("x", replicas=2))
-    world.server.quota = {"pods": 1}
-    world.passes(2)
-    world.clock.advance(-1)
-    world.server.delay("patch", "milvuses/status", 5)
-    world.server.run_pods()
+    """That of x-0 ends while x-1 is tried, and nothing else wakes the Milvus soon."""
+    world = World(milvus("x", replicas=2), interval=9, workers=1)
+    world.server.refuse("create", "pods", 422, "never", name="x-0")
+    world.server.refuse("create", "pods", 500, "not now", name="x-1")
     world.passes()
-    world.server.quota = {}
-    world.passes()
-    assert world.pods() == ["x-0", "x-1"]
+    world.server.delay("create", "pods", 5, name="x-1")
+    world.operator.run_pass()
+    world.clock.advance(1)
+    world.operator.run_pass()
+    assert world.names("create", "pods") == ["x-0", "x-1", "x-1", "x-0"]
 
 
 # --- It delays nothing else ---

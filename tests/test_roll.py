@@ -108,6 +108,19 @@ def test_a_template_that_the_server_refuses_costs_no_pod() -> None:
     assert deleted(world) == ["x-2", "x-1", "x-0"]
 
 
+def test_a_template_that_is_refused_later_is_asked_about_again() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.server.refuse("create", "pods", 422, "no longer")
+    world.passes()
+    world.server.set_pod("x-0", ready=False)
+    world.passes(20)
+    assert world.pods() == ["x-0"]
+    assert deleted(world) == ["x-1"]
+
+
 def test_the_server_is_asked_about_a_template_once() -> None:
     world = at_rest(milvus("x", replicas=3))
     world.change("x", image="milvus:2")

@@ -8,7 +8,7 @@ from tests.lib.front import Obj, Request
 from tests.lib.world import World, at_rest, metric, milvus
 
 CLAIMS = "persistentvolumeclaims"
-STORED = {"storage": {"size": "1Gi", "storageClassName": "fast"}}
+STORED: Obj = {"storage": {"size": "1Gi", "storageClassName": "fast"}}
 
 
 def claims(world: World) -> dict[str, str]:
@@ -132,7 +132,7 @@ def test_a_pod_that_waits_for_a_claim_that_is_gone_is_replaced_claim_first(what:
     world.server.finish_deletions()
     words = f'0/3 nodes are available: persistentvolumeclaim "data-x-10" {what}.'
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    pending = {"phase": "Pending", "conditions": [unscheduled | {"message": words}]}
+    pending: Obj = {"phase": "Pending", "conditions": [unscheduled | {"message": words}]}
     world.server.set_pod("x-10", **pending)
     world.forget()
     world.settle()
