@@ -182,13 +182,13 @@ def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> Non
     assert "created pods x-0, x-1" in kube.kubectl("events", "--for", "milvus/x")
 
 
-def test_real_pages_of_a_thousand_pods(kube: Kube, wire: Wire) -> None:
-    kube.create(replicas=1000)
+def test_real_lists_come_in_pages(kube: Kube, wire: Wire) -> None:
+    kube.create(replicas=200)
     operator = new_operator(kube, server=wire.url)
     assert operator.run_once()
-    assert kube.status()["replicas"] == 1000
+    assert kube.status()["replicas"] == 200
     wire.requests.clear()
     make_pass(operator)
-    limits = [one.query["limit"] for one in wire.requests if one.path.endswith("/pods")]
-    assert len(limits) > 5
-    assert "continue" in wire.requests[1].query
+    pages = [one.query for one in wire.requests if one.path.endswith("/pods")]
+    assert len(pages) >= 3
+    assert "continue" in pages[1]
