@@ -86,7 +86,7 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the u
 
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
-MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
+MAX_SPEC_DEPTH = 100  # levels of nesting in a spec; a real one has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read from a response; anything deeper becomes null
 FIRST_PAGE, PAGE = 10, 150  # objects in the first page of a list, and at most in another
 PAGE_BYTES = 4 << 20  # what a page should weigh at most
@@ -110,7 +110,9 @@ PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updat
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASSES = metrics.Counter(
+    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
+)
 PASS_SECONDS = metrics.Histogram(
     "milvus_operator_pass_duration_seconds",
     "Duration of a pass",
@@ -120,7 +122,7 @@ REQUESTS = metrics.Counter(
     "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
 )
 MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
 )
 SINCE_GOOD_PASS = metrics.Gauge(
     "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
@@ -234,7 +236,7 @@ CONTAINER, DATA = (
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings of those two ports
-MAX_SPEC, MAX_SPEC_DEPTH = 64 << 10, 32  # bytes and levels of spec.milvusSpec
+MAX_TEXT, MAX_TEXT_DEPTH = 64 << 10, 32  # bytes and levels of spec.milvusSpec
 MAX_SETTINGS, MAX_SETTINGS_BYTES = 1000, 256 << 10  # how many settings, and their size
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 
@@ -281,8 +283,8 @@ def spec_of(milvus: Obj) -> Spec:
         replicas = 1
     if type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}")
-    if is_deeper_than(MAX_POD_DEPTH, spec.get("pod")):
-        raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
+    if is_deeper_than(MAX_SPEC_DEPTH, spec):
+        raise Invalid(f"the spec is nested more than {MAX_SPEC_DEPTH} levels deep")
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
     written = json.dumps(pick(spec, ("image", "milvusSpec", "pod")), sort_keys=True)
     fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
@@ -345,8 +347,8 @@ def invalid(line: int, text: str) -> Invalid:
 def settings_of(text: str) -> dict[str, str] | None:
     """The settings of a YAML mapping by dotted name; None for text that is no mapping and sets
     nothing. Raises Invalid."""
-    if len(text.encode(errors="replace")) > MAX_SPEC:
-        raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC >> 10} KiB")
+    if len(text.encode(errors="replace")) > MAX_TEXT:
+        raise Invalid(f"spec.milvusSpec is longer than {MAX_TEXT >> 10} KiB")
     try:
         check_shape(text)
         node = yaml.compose(text, YAML_LOADER)
@@ -377,8 +379,8 @@ def check_shape(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MAX_SPEC_DEPTH:
-            raise invalid(line, f"it has more than {MAX_SPEC_DEPTH} levels of nesting")
+        if depth > MAX_TEXT_DEPTH:
+            raise invalid(line, f"it has more than {MAX_TEXT_DEPTH} levels of nesting")
 
 
 def flat_settings(node: yaml.Node | None) -> dict[str, str]:
@@ -515,6 +517,7 @@ def new_claim(milvus: Obj, ordinal: int) -> Obj:
 # --- spec.pod, laid over the generated pod ---
 MERGE_KEYS = {
     "containers": "name",
+    "env": "name",
     "volumes": "name",
     "volumeMounts": "mountPath",
     "ports": "containerPort",
@@ -539,21 +542,19 @@ def overlay(ours: Obj, over: Obj) -> Obj:
     return merged
 
 
-def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
+def overlay_list(kind: str, ours: list[Any], over: list[Any]) -> list[Any]:
     """A list of named things laid over ours. A variable or a volume has only one source, so it is
     replaced as a whole."""
-    if not all(isinstance(item, dict) for item in over):
+    key = MERGE_KEYS.get(kind)
+    if not key or not all(isinstance(mapping(item).get(key), str | int) for item in ours + over):
         return over
     if kind == "env":
-        theirs = {setting(str(item.get("name"))) for item in over}
-        return [item for item in ours if setting(item["name"]) not in theirs] + over
-    if kind not in MERGE_KEYS:
-        return over
-    key = MERGE_KEYS[kind]
+        theirs = {setting(str(item[key])) for item in over}
+        return [item for item in ours if setting(str(item[key])) not in theirs] + over
     merged, added = {item[key]: item for item in ours}, list[Obj]()
     for item in over:
-        name = item.get(key)
-        if not isinstance(name, str | int) or name not in merged:
+        name = item[key]
+        if name not in merged:
             added.append(item)
         elif kind == "volumes":
             merged[name] = item
@@ -840,7 +841,7 @@ def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) 
         "status": str(is_true),
         "observedGeneration": generation_of(milvus),
         "lastTransitionTime": since,
-        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", why.reason) or "Unknown",
+        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", why.reason)[:1024] or "Unknown",
         "message": why.message[:1024],
     }
 
@@ -1827,8 +1828,8 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus left" if this.left else ""
-        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
             self.good = now
@@ -2026,8 +2027,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     type=float,
     default=5,
     callback=seconds,
-    help="Time from the start of one pass to the start of the next while nothing changes; after a "
-    "change the next pass comes sooner.",
+    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
+    "pass comes sooner.",
 )
 @click.option(
     "--once",
@@ -2077,6 +2078,9 @@ def main(
     namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
+
+    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
+    it.
 
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.

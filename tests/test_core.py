@@ -27,9 +27,8 @@ def todo(
     """What is done now, such as `delete x-2, create x-0`; as in the loop."""
     spec = mo.spec_of(milvus)
     taken = [mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, spec, pod)]
-    actions = mo.choose(
-        mo.decide(milvus, spec, pods, taken), dict.fromkeys(backing_off, lost), may_restart
-    )
+    back_offs = dict.fromkeys(backing_off, mo.BackOff(until=1, lost=lost))
+    actions = mo.choose(mo.decide(milvus, spec, pods, taken), back_offs, may_restart, 0)
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
 
@@ -135,10 +134,22 @@ def test_no_ready_pod_goes_while_the_lost_delete_of_another_may_still_take_effec
     assert todo(milvus(3), pods(there), backing_off, lost=True) == expected
 
 
+def test_a_lost_delete_of_a_ready_pod_is_repeated_before_any_other() -> None:
+    there, back_offs = pods("x-0 old, x-1 old, x-2 old"), {0: mo.BackOff(until=1, lost=True)}
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
+def test_a_rejected_delete_of_a_ready_pod_is_repeated_after_the_others() -> None:
+    there, back_offs = pods("x-0 old, x-1 old"), {1: mo.BackOff(until=1)}
+    actions = mo.choose(mo.decide(milvus(2), read(milvus(2)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
 def test_a_name_that_is_taken_is_not_counted_twice() -> None:
     """A name may count as taken a little longer, after the labels of our pod were restored."""
     there = pods("x-0 old, x-1 old, x-2 old")
-    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True)
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True, 0)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 2)]
 
 
