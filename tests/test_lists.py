@@ -91,7 +91,7 @@ def test_a_list_is_read_in_any_notation(write: Callable[[Obj], bytes]) -> None:
     world.operator = world.new_operator()
     world.forget()
     world.passes()
-    assert world.log == ["pass over 1 Milvus and 12 pods: nothing written, 0.00 s"]
+    assert world.log == ["pass over 1 Milvus resource(s) and 12 pod(s): nothing written, 0.00 s"]
 
 
 @pytest.mark.parametrize("resource", ["pods", "milvuses"])

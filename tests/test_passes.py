@@ -193,7 +193,7 @@ def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues() -> None:
     world.server.delay("create", "pods", 0.3)
     assert world.operator.run_pass().left == 1
     assert world.names("create", "pods") == ["x-0", "x-1"], "at 0 s and at 0.3 s"
-    assert any(", 1 Milvus left, " in line for line in world.log)
+    assert any(", 1 Milvus resource(s) left, " in line for line in world.log)
     world.clock.advance(0.5)
     world.passes(20)
     assert len(world.pods()) == 30
@@ -234,7 +234,7 @@ def test_a_thousand_replicas_of_one_milvus_take_one_pass() -> None:
     world = World(milvus("x", replicas=1000), workers=16)
     world.passes()
     assert len(world.pods()) == 1000
-    assert "pass over 1 Milvus and 0 pods: 1000 created, 0.00 s" in world.log
+    assert "pass over 1 Milvus resource(s) and 0 pod(s): 1000 created, 0.00 s" in world.log
     world.passes(2)
     assert world.status("x")["replicas"] == 1000
     (created,) = world.events()
