@@ -115,25 +115,25 @@ def test_a_milvus_that_is_deleted_takes_its_pods_along_and_gets_nothing_new(
 ) -> None:
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
-    kube.hold("x-1")
+    kube.patch_pod("x-1", finalizers=["test/hold"])
     kube.delete(propagationPolicy="Foreground")
     kube.gone("x-0")
     make_pass(operator)
     assert kube.names() == ["x-1"], "its Milvus is ending: x-0 is not created again"
-    kube.release("x-1")
+    kube.patch_pod("x-1", finalizers=None)
     eventually(lambda: not kube.names())
 
 
 def test_a_namespace_that_is_being_deleted_is_no_failure(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
-    kube.hold("x-1")
+    kube.patch_pod("x-1", finalizers=["test/hold"])
     kube.kubectl("delete", "ns", kube.ns, "--wait=false")
     kube.gone("x-0")
     assert operator.run_once()
     reasons = {condition["reason"] for condition in kube.status().get("conditions", [])}
     assert not reasons & {"Forbidden", "APIError"}
-    kube.release("x-1")
+    kube.patch_pod("x-1", finalizers=None)
 
 
 def test_a_pod_whose_claim_is_gone_is_replaced_in_the_schedulers_words(
