@@ -84,9 +84,10 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     """That of x-0 ends while x-1 is tried, and nothing else wakes the Milvus soon."""
     world = World(milvus("x", replicas=2), interval=9, workers=1)
     world.server.refuse("create", "pods", 422, "never", name="x-0")
+    slow = world.server.delay("create", "pods", 0, name="x-1")
     world.server.refuse("create", "pods", 500, "not now", name="x-1")
     world.passes()
-    world.server.delay("create", "pods", 5, name="x-1")
+    slow.do = lambda _: world.clock.advance(5)
     world.operator.run_pass()
     world.clock.advance(1)
     world.operator.run_pass()
