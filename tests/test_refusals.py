@@ -302,14 +302,15 @@ def test_a_pod_that_admission_changes_is_invalid_and_backs_off(part: Obj, lost: 
     world.server.when("patch", "pods", admit)
     world.passes(2)
     was_ours = mo.INSTANCE_LABEL in (part.get("labels") or {})  # and is still listed
-    assert world.reason() == ("NameConflict" if was_ours else "Invalid")
+    why = "NameConflict" if was_ours else "Invalid"
+    assert world.reason() == why
     assert lost in world.message()
     assert not world.operator.run_once()
     world.passes(120)
     asked = [one for one in world.writes() if one.plural == "pods"]
     assert len(asked) <= 16, "in ten minutes"
     assert [one for one in asked if one.verb == "delete"] == []
-    assert world.condition("x", "Stalled")["status"] == "True"
+    assert world.reason() == world.reason(kind="Stalled") == why
 
 
 # --- Statuses ---
