@@ -1,290 +1,181 @@
-"""What is read from the API server's lists, and what happens when they fail."""
+"""How the lists are read: in pages, in any notation, and never in part."""
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
-import time
 from collections.abc import Callable
 
 import pytest
+from kubernetes.client import ApiClient, Configuration
+from urllib3 import HTTPResponse
 
 import milvus_operator as mo
-from tests.lib.kit import (
-    Clock,
-    Kube,
-    Obj,
-    StillClock,
-    client,
-    eventually,
-    make_pass,
-    new_operator,
-    rest,
-    settle,
-)
-from tests.lib.wire import Handler, Wire
+from tests.lib.front import Obj, Request, answer
+from tests.lib.world import World, milvus, pod
 
 
-def relisted(write: Callable[[Obj], bytes]) -> Callable[[Handler, str, str], bool]:
-    """A fault that answers with the API server's lists in another notation."""
+def many(count: int) -> list[Obj]:
+    return [milvus(f"m{number:03}", replicas=0) for number in range(count)]
 
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "GET" and "limit=" in path:
-            handler.answer(200, write(json.loads(handler.forward().data)))
-            return True
-        return False
 
-    return fault
+def relist(world: World, resource: str, write: Callable[[Obj], bytes]) -> None:
+    """From now on, the server writes its lists in another way."""
+
+    def do(request: Request) -> HTTPResponse:
+        return answer(200, write(json.loads(world.server.served(request).data)))
+
+    world.server.when("list", resource, do)
+
+
+def limits(world: World, resource: str) -> list[int]:
+    return [int(request.query["limit"]) for request in world.requests("list", resource)]
 
 
 @pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Returns the names of the objects that were parsed since the last call."""
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the pods that are parsed."""
     names: list[str] = []
-    real = mo.items_of
+    real = mo.slim_pod
 
-    def items_of(items: bytes, slim: Callable[[Obj], Obj]) -> list[Obj]:
-        found = real(items, slim)
-        names.extend(map(mo.name_of, found))
-        return found
+    def slim_pod(pod: Obj) -> Obj:
+        names.append(mo.name_of(pod))
+        return real(pod)
 
-    def since() -> list[str]:
-        told, names[:] = sorted(names), []
-        return told
-
-    monkeypatch.setattr(mo, "items_of", items_of)
-    return since
+    monkeypatch.setattr(mo, "slim_pod", slim_pod)
+    return names
 
 
-def waits(
-    operator: mo.Operator, clock: Clock, monkeypatch: pytest.MonkeyPatch, passes: int
-) -> list[float]:
-    """The seconds that the loop sleeps after each of its first passes."""
-    seconds: list[float] = []
-
-    def sleep(wait: float) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # the wire's own sleep
-        seconds.append(wait)
-        clock.skip(wait)
-        if len(seconds) == passes:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "sleep", sleep)
-        with pytest.raises(KeyboardInterrupt):
-            operator.run()
-    return seconds
+def test_pods_are_listed_by_our_label_and_before_the_milvus() -> None:
+    world = World(milvus("x"))
+    world.passes()
+    first, second = world.server.journal[:2]
+    assert (first.resource, second.resource) == ("pods", "milvuses")
+    label = "app.kubernetes.io/managed-by=milvus-polling-operator"
+    assert first.query == {"labelSelector": label, "limit": "10"}
+    assert second.query == {"limit": "10"}
 
 
-def test_lists_are_read_page_by_page(
-    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mo, "PAGE", 2)
-    for name in "abcde":
-        kube.create(name)
-    operator = new_operator(kube, server=wire.url)
-    make_pass(operator)
-    assert len(kube.names()) == 5
-    wire.requests.clear()
-    make_pass(operator)
-    pages = [request for request in wire.requests if request.verb == "GET"]
-    assert [request.path.rpartition("/")[2] for request in pages] == ["pods"] * 3 + ["milvuses"] * 3
-    assert all(request.query["limit"] == ["2"] for request in pages)
-    assert pages[0].query["labelSelector"] == ["app.kubernetes.io/managed-by=milvus-operator"]
+def test_the_first_page_is_small_and_the_others_are_not() -> None:
+    world = World(*many(400))
+    world.passes()
+    assert limits(world, "milvuses") == [10, 150, 150, 150]
+    assert len(world.requests("patch", "milvuses/status")) == 400
+
+
+def test_large_objects_are_listed_in_small_pages() -> None:
+    """A page should weigh four MiB at most, whatever is in the pods."""
+    world = World()
+    heavy = {"annotations": {"much": "x" * (1 << 20)}, "labels": {mo.MANAGED_BY_LABEL: mo.MANAGER}}
+    for number in range(20):
+        world.add(pod(f"p-{number}", **heavy))
+    world.passes()
+    first, *others = limits(world, "pods")
+    assert first == 10
+    assert 2 <= min(others) <= max(others) <= 5
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda page: json.dumps(page).encode(),
         lambda page: json.dumps(page, indent=2).encode(),
         lambda page: json.dumps(page, separators=(" ,  ", " : ")).encode(),
-        lambda page: json.dumps(
-            {"items": page.pop("items"), **page}, separators=(",", ":")
-        ).encode(),
-        lambda page: json.dumps(
-            {**page, "items": page.pop("items")}, separators=(",", ":")
-        ).encode(),
-        lambda page: json.dumps(page | {"items": page["items"] or None}).encode(),
+        lambda page: json.dumps({"items": page.pop("items"), **page}).encode(),
+        lambda page: json.dumps({**page, "items": page.pop("items")}).encode(),
     ],
-    ids=["spaced", "indented", "far apart", "items first", "items last", "null for none"],
+    ids=["indented", "far apart", "items first", "items last"],
 )
-def test_a_list_is_read_in_any_json_notation(
-    kube: Kube, wire: Wire, write: Callable[[Obj], bytes]
-) -> None:
-    wire.fault = relisted(write)
-    kube.create(replicas=2)
-    operator = new_operator(kube, server=wire.url)
-    rest(operator, kube, "x-0", "x-1")
-    wire.requests.clear()
-    assert make_pass(operator)
-    assert {request.verb for request in wire.requests} == {"GET"}
+def test_a_list_is_read_in_any_notation(write: Callable[[Obj], bytes]) -> None:
+    world = World(milvus("x", replicas=12))
+    world.settle()
+    relist(world, "*", write)
+    world.operator = world.new_operator()
+    world.forget()
+    world.passes()
+    assert world.log == ["pass over 1 Milvus resource(s) and 12 pod(s): nothing written, 0.00 s"]
 
 
 @pytest.mark.parametrize("resource", ["pods", "milvuses"])
-def test_a_list_that_ends_early_is_an_error(
-    kube: Kube, wire: Wire, resource: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    kube.create(replicas=2)
-    rest(new_operator(kube), kube, "x-0", "x-1")
-    before, cut = kube.uids(), 1
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        hit = verb == "GET" and resource in path
-        if hit:
-            handler.answer(200, handler.forward().data[:-cut])
-        return hit
-
-    wire.fault = fault
+def test_a_list_that_ends_early_is_an_error(resource: str) -> None:
+    world = World(milvus("x", replicas=2))
+    world.settle()
+    cut = 1
+    relist(world, resource, lambda page: json.dumps(page).encode()[:-cut])
     for cut in (*range(2, 200, 9), 1000):
-        operator = new_operator(kube, server=wire.url)
-        assert not make_pass(operator, once=True), cut
-        assert caplog.text.count("ERROR") == caplog.text.count(f"cannot reach {wire.url}: ") == 1, (
-            cut
-        )
-        caplog.clear()
-    assert kube.uids() == before
-    assert {request.verb for request in wire.requests} == {"GET"}
+        world.operator = world.new_operator()
+        world.forget()
+        assert not world.operator.run_once(), cut
+        (line,) = world.troubles
+        assert line.startswith("cannot list from http://memory: "), cut
+        assert world.writes() == []
 
 
-def test_what_decisions_depend_on_is_kept_of_a_pod(kube: Kube, operator: mo.Operator) -> None:
-    """Whole pods, and what is kept of them, lead to the same decisions and the same status."""
-    kube.create(replicas=3, image="milvus:broken")
-    kube.create("y")
-    settle(operator)
-    eventually(lambda: mo.is_ready(kube.all_pods()["y-0"]))
-    kube.set_pod_status("x-1", phase="Failed", reason="Evicted", message="node pressure")
-    whole = list(kube.all_pods().values())
-    for milvus in (kube.get("x"), kube.get("y")):
-        kept = [mo.slim_pod(pod) for pod in whole]
-        small = mo.slim_milvus(milvus)
-        told = [
-            (action.verb, mo.name_of(action.pod), action.reason)
-            for action in mo.decide(milvus, whole)
-        ]
-        assert [
-            (action.verb, mo.name_of(action.pod), action.reason)
-            for action in mo.decide(small, kept)
-        ] == told
-        assert mo.status_of(small, kept, {}, "now") == mo.status_of(milvus, whole, {}, "now")
-    assert (
-        len(json.dumps(mo.slim_pod(kube.all_pods()["y-0"])))
-        < len(json.dumps(kube.all_pods()["y-0"])) / 4
-    )
+def test_a_list_of_which_a_later_page_is_too_old_is_not_used() -> None:
+    world = World(*many(12))
+    world.settle()
+    world.change("m000", replicas=1)
+
+    def expire(request: Request) -> HTTPResponse | None:
+        is_later = "continue" in request.query
+        return answer(410, {"kind": "Status", "reason": "Expired"}) if is_later else None
+
+    rule = world.server.when("list", "milvuses", expire)
+    world.passes(3)
+    assert world.pods() == []
+    assert [line for line in world.troubles if "cannot list milvuses" in line] == world.troubles
+    world.server.rules.remove(rule)
+    world.passes()
+    assert world.pods() == ["m000-0"]
 
 
-def test_only_pages_that_changed_are_parsed(
-    kube: Kube,
-    operator: mo.Operator,
-    parsed: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mo, "PAGE", 2)
-    kube.create(replicas=6)
-    rest(operator, kube, *(f"x-{i}" for i in range(6)))
-    parsed()
-    make_pass(operator, once=True)
-    assert parsed() == []
-    kube.delete_pod("x-3")
-    kube.gone("x-3")
-    make_pass(operator, once=True)
-    assert "x-0" not in parsed()
-    kube.ready(*(f"x-{i}" for i in range(6)))
+def test_only_pages_that_changed_are_parsed(parsed: list[str]) -> None:
+    world = World(milvus("x", replicas=30))
+    world.settle()
+    parsed.clear()
+    world.passes(3)
+    assert parsed == []
+    world.remove("pods", "x-29")
+    world.passes()
+    assert "x-0" not in parsed
+    world.settle()
+    assert len(world.pods()) == 30
 
 
-def test_a_list_that_keeps_failing_halfway_is_not_used(
-    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mo, "PAGE", 1)
-    operator = new_operator(kube, server=wire.url)
-    kube.create("a")
-    kube.create("b")
-    settle(operator)
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        expired = verb == "GET" and "milvuses" in path and "continue=" in path
-        if expired:
-            handler.answer(410, b'{"kind":"Status","reason":"Expired"}')
-        return expired
-
-    wire.fault = fault
-    for replicas in range(2, 7):
-        kube.change("a", replicas=replicas)
-        assert not make_pass(operator, once=True)
-    assert kube.names() == ["a-0", "b-0"]
+def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
+    world = World(interval=5)
+    rule = world.server.refuse("list", "pods", 500, "not now")
+    world.run(200)
+    waits = world.times("list", "pods")
+    for wait, most in zip(waits, [1, 2, 4, 8, 16, *[30] * 20], strict=False):
+        assert most / 2 <= round(wait, 3) <= most
+    assert len({*waits[5:]}) > 1, "with jitter"
+    world.server.rules.remove(rule)
+    world.run(20)
+    assert world.run(10) == [0, 5], "then for its interval again"
 
 
-def test_while_nothing_can_be_listed_it_waits_longer_and_longer(
-    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = StillClock()
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    wire.spoil("GET", "/pods", 500, b'{"kind": "Status", "message": "not now"}')
-    for wait, most in zip(
-        waits(operator, clock, monkeypatch, 8), (1, 2, 4, 8, 16, 30, 30, 30), strict=True
-    ):
-        assert most / 2 - 1e-6 <= wait <= most + 1e-6
-    wire.fault = None
-    assert waits(operator, clock, monkeypatch, 1) == pytest.approx([5]), "then for its interval"
+def test_the_loop_waits_no_longer_when_only_some_lists_fail() -> None:
+    world = World(milvus("x", "good"), namespaces=["bad", "good"], interval=5)
+    world.server.refuse("list", "pods", 500, "not now", namespace="bad")
+    world.run(200)
+    assert world.run(20) == [0, 5, 10, 15]
+    assert world.pods() == ["x-0"]
 
 
-def test_namespaces_share_each_pass_even_after_a_list_of_one_has_failed(
-    kube: Kube, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And garbage is collected once for all of them."""
-    clock = StillClock()
-    collected: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
-    names: list[str | None] = [kube.ns, "default", "kube-system"]
-    operator = new_operator(kube, server=wire.url, clock=clock, namespaces=names)
-    wire.spoil("GET", f"/{kube.ns}/pods", 500, b'{"kind": "Status", "message": "not now"}')
-    assert all(wait <= 5 for wait in waits(operator, clock, monkeypatch, 3)), (
-        "meanwhile, the others are served"
-    )
-    wire.fault = None
-    waits(operator, clock, monkeypatch, 1)
-    wire.requests.clear()
-    collected.clear()
-    assert waits(operator, clock, monkeypatch, 4) == pytest.approx([5] * 4)
-    listed = [
-        request.path.split("/")[4] for request in wire.requests if request.path.endswith("/pods")
-    ]
-    assert sorted(listed) == sorted(4 * [str(name) for name in names])
-    assert len(collected) == 4
+def test_the_password_of_a_server_is_not_shown() -> None:
+    api = ApiClient(Configuration(host="https://somebody:hunter2@example.com:6443"))
+    cluster = mo.Cluster(lambda _: mo.Connection(api, "default", None, {}))
+    assert cluster.server == "https://example.com:6443"
 
 
-def test_the_password_of_a_server_is_not_shown(kube: Kube) -> None:
-    api = client(kube.plane, server="https://somebody:hunter2@example.com:6443")
-    assert mo.Cluster(lambda: mo.Connection(api, "default")).server == "https://example.com:6443"
-
-
-def test_answers_that_are_json_but_not_objects_do_not_stop_the_loop(
-    kube: Kube, wire: Wire, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        refused = verb == "POST" and b'"name": "a-0"' in handler.seen
-        if refused:
-            handler.answer(200, b'{"metadata": {}}')
-        return refused
-
-    wire.fault = fault
-
-    def odd(handler: Handler, verb: str, path: str) -> bool:
-        handler.answer(200, b'{"kind": "PodList", "items": [{}]}')
-        return True
-
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    kube.create("a")
-    kube.create("b")
-    make_pass(operator)
-    assert kube.names() == ["b-0"]
-    assert "Traceback" not in caplog.text
-    wire.fault = odd
-    assert not make_pass(operator)
-    assert "Traceback" not in caplog.text
-    wire.fault = None
-    clock.skip(30)
-    make_pass(operator)
-    assert kube.names() == ["a-0", "b-0"]
+@pytest.mark.parametrize("body", [b'{"items": [{}]}', b'{"items": [7]}', b"[]", b"7", b"<html>"])
+def test_odd_lists_do_not_stop_the_loop(body: bytes) -> None:
+    world = World(milvus("x"))
+    world.settle()
+    world.forget()
+    rule = world.server.when("list", "pods", lambda _: answer(200, body))
+    world.passes(2)
+    assert len(world.troubles) == 1, "once, and in one line"
+    assert world.writes() == []
+    world.server.rules.remove(rule)
+    world.passes()
+    assert world.log[-2].startswith("resolved: ")

@@ -59,7 +59,7 @@ def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
 
-SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_passes.py"]
+SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_cluster_rules.py"]
 
 
 @pytest.mark.parametrize(

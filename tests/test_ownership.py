@@ -1,290 +1,222 @@
-"""Ownership is a UID, and pods that are not ours are never touched."""
+"""Whose pod it is: ownership is a UID, and nothing of others is touched."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 import milvus_operator as mo
-from tests.lib.kit import Kube, Obj, StillClock, eventually, make_pass, new_operator, settle
-from tests.lib.wire import Wire
+from tests.lib.front import Obj, Request
+from tests.lib.world import World, at_rest, milvus, pod
+
+LABELS = mo.selector_of(milvus("x"))
 
 
-def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on(
-    kube: Kube, operator: mo.Operator
+def owner(kind: str = "ConfigMap", version: str = "v1", name: str = "c") -> Obj:
+    return {"apiVersion": version, "kind": kind, "name": name, "uid": "c"}
+
+
+def touched(world: World, name: str) -> list[Request]:
+    """The writes to a pod that were carried out."""
+    writes = [one for one in world.writes() if one.plural == "pods" and one.name == name]
+    return [one for one in writes if one.code < 300 and not one.dry_run]
+
+
+# --- Pods of others ---
+def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on() -> None:
+    world = World(milvus("x", replicas=3), milvus("y"))
+    world.add(pod("x-1"))
+    world.settle()
+    assert world.pods() == ["x-0", "x-1", "x-2", "y-0"]
+    assert touched(world, "x-1") == []
+    assert world.reason() == world.reason(kind="Stalled") == "NameConflict"
+    assert world.message().startswith("pod x-1 exists and belongs to no Milvus, so it is left")
+    world.remove("pods", "x-2")
+    world.passes()
+    assert "x-2" in world.pods(), "while the conflict lasts"
+    world.remove("pods", "x-1")
+    world.clock.advance(300)
+    world.settle()
+    assert touched(world, "x-1") != []
+    assert world.reason() == "Reconciled"
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        pod("x-0"),
+        pod("x-0", labels=LABELS | {mo.MANAGED_BY_LABEL: "somebody"}),
+        pod("x-0", owner(), labels=LABELS),
+        pod("x-0", owner("Milvus", "milvus.io/v1beta1", "x"), labels=LABELS),
+        pod("x-0", owner("Milvus", "zilliz.com/v1", "y"), labels=LABELS),
+    ],
+    ids=["bare", "of another manager", "of a ConfigMap", "of another group", "of another Milvus"],
+)
+def test_whoever_it_belongs_to_it_is_a_conflict_and_stays(stranger: Obj) -> None:
+    world = World(milvus("x", replicas=2))
+    world.add(stranger)
+    world.passes(3)
+    assert world.reason() == "NameConflict"
+    for change in ({"image": "milvus:2"}, {"replicas": 0}):
+        world.change("x", **change)
+        world.settle()
+    assert touched(world, "x-0") == []
+    assert world.pods() == ["x-0"]
+
+
+def test_a_conflict_that_the_lists_do_not_show_is_looked_at_again_after_its_back_off() -> None:
+    world = World(milvus("x"), interval=10)
+    world.add(pod("x-0"))
+    world.passes(64)
+    assert world.times("create", "pods") == [10, 20, 40, 80, 160, 300]
+
+
+def test_a_pod_with_our_name_and_owner_in_another_namespace_is_ignored() -> None:
+    world = World(milvus("x"), namespaces=[None])
+    world.passes()
+    (mine,) = world.server.all_of("pods")
+    metadata = {key: mine["metadata"][key] for key in ("labels", "ownerReferences")}
+    world.add(pod("x-0", namespace="other", **metadata))
+    world.add(pod("x-1", namespace="other", **metadata))
+    world.settle()
+    assert len(world.pods()) == 3
+    assert [one.namespace for one in world.writes() if one.namespace != "test"] == []
+
+
+# --- Pods that come and go ---
+def test_an_ending_stranger_is_waited_for_and_is_no_conflict() -> None:
+    world = World(milvus("x"))
+    world.add(pod("x-0", finalizers=["test/hold"]))
+    world.remove("pods", "x-0")
+    world.passes(3)
+    assert world.troubles == []
+    assert world.reason() == "Reconciled"
+    world.patch("pods", "x-0", finalizers=None)
+    world.server.finish_deletions()
+    world.passes()
+    assert len(touched(world, "x-0")) == 1
+
+
+def test_pods_of_an_earlier_milvus_of_that_name_are_waited_for() -> None:
+    world = at_rest(milvus("x"))
+    before = world.uids()
+    world.remove("milvuses", "x")
+    world.add(milvus("x"))
+    world.passes(3)
+    assert world.uids() == before
+    world.server.collect()
+    world.passes(3)
+    assert world.uids() == before
+    assert (world.troubles, world.reason()) == ([], "Reconciled")
+    world.settle()
+    assert world.uids() != before
+    assert world.condition("x", "Ready")["status"] == "True"
+
+
+def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", replicas=1)
+
+    def replace(request: Request) -> None:
+        world.remove("pods", "x-1")
+        world.add(pod("x-1"))
+
+    world.server.when("delete", "pods", replace, times=1)
+    world.settle()
+    assert world.pods() == ["x-0", "x-1"]
+    assert [request.code for request in world.requests("delete", "pods")] == [409]
+
+
+def test_every_delete_carries_the_uid_that_was_listed() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    uids = world.uids()
+    world.change("x", replicas=1, image="milvus:2")
+    world.settle()
+    deletes = world.requests("delete", "pods")
+    assert [one.name for one in deletes] == ["x-2", "x-1", "x-0"]
+    assert [one.body["preconditions"]["uid"] for one in deletes] == [uids[d.name] for d in deletes]
+
+
+def test_a_surplus_pod_of_an_odd_name_is_not_ours() -> None:
+    world = at_rest(milvus("x"))
+    reference = world.server.all_of("pods")[0]["metadata"]["ownerReferences"][0]
+    for name in ("x-01", "x-y", "xx-1", "y-1"):
+        world.add(pod(name, reference, labels=LABELS))
+    world.forget()
+    world.passes(3)
+    assert [one for one in world.writes() if one.plural == "pods"] == []
+
+
+# --- Orphans ---
+def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    before = world.uids()
+    for name in before:
+        world.patch("pods", name, ownerReferences=None)
+    world.remove("milvuses", "x")
+    world.forget()
+    world.passes(2)
+    assert world.writes() == [], "without a Milvus, they are nobody's"
+    new = world.add(milvus("x", replicas=2))
+    world.settle()
+    assert world.pods() == ["x-0", "x-1"]
+    assert world.uids().items() <= before.items()
+    owners = {mo.owner_uid(pod) for pod in world.server.all_of("pods")}
+    assert owners == {new["metadata"]["uid"]}
+    assert any(line.startswith("adopted pod test/x-0: ") for line in world.log)
+    assert any(event.startswith("Adopted: ") for event in world.events())
+
+
+@pytest.mark.parametrize("annotations", [None, {mo.TEMPLATE_HASH: "old"}])
+def test_an_orphan_with_an_old_or_no_fingerprint_is_adopted_and_rolled(
+    annotations: Obj | None,
 ) -> None:
-    kube.create_pod("x-1")
-    before = kube.uids()
-    kube.create(replicas=3)
-    kube.create("y")
-    assert not make_pass(operator)
-    assert kube.names() == ["x-0", "x-1", "x-2", "y-0"]
-    assert kube.uids()["x-1"] == before["x-1"]
-    reconciled = kube.condition("Reconciled")
-    assert (reconciled["status"], reconciled["reason"]) == ("False", "NameConflict")
-    assert "pod x-1 belongs to somebody else and is left alone" in reconciled["message"]
-    kube.delete_pod("x-2")
-    kube.gone("x-2")
-    make_pass(operator)
-    assert "x-2" in kube.names(), "other ordinals go on while the conflict lasts"
-    kube.delete_pod("x-1")
-    kube.gone("x-1")
-    kube.change(replicas=4)
-    settle(operator)
-    kube.ready("x-0", "x-1", "x-2", "x-3", "y-0")
-    eventually(lambda: make_pass(operator) and kube.condition("Reconciled")["status"] == "True")
+    world = at_rest(milvus("x"))
+    before = world.uids()
+    world.patch("pods", "x-0", ownerReferences=None, annotations=annotations)
+    world.forget()
+    world.settle()
+    first, second = [one for one in world.writes() if one.plural == "pods" and not one.dry_run][:2]
+    assert (first.verb, second.verb) == ("patch", "delete")
+    assert world.uids() != before
 
 
-def test_a_conflict_is_checked_again_only_after_its_back_off(kube: Kube, wire: Wire) -> None:
-    clock = StillClock()
-    kube.create_pod("x-0")
-    kube.create()
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    make_pass(operator)
-    assert wire.verbs().count(f"POST /api/v1/namespaces/{kube.ns}/pods") == 1
-    for wait in (10, 20):
-        wire.requests.clear()
-        clock.skip(wait - 2)
-        make_pass(operator)
-        assert {request.verb for request in wire.requests} == {"GET"}
-        clock.skip(2)
-        make_pass(operator)
-        assert wire.verbs().count(f"POST /api/v1/namespaces/{kube.ns}/pods") == 1
+@pytest.mark.parametrize("gone", [True, False])
+def test_the_orphan_of_a_milvus_that_has_just_been_deleted_is_not_adopted(gone: bool) -> None:
+    """The garbage collector would delete it."""
+    world = World(milvus("x"))
+    world.add(pod("x-0", labels=LABELS))
+    if not gone:
+        world.patch("milvuses", "x", finalizers=["test/hold"])
+    world.server.when("get", "milvuses", lambda _: world.remove("milvuses", "x"), times=1)
+    world.passes(3)
+    assert touched(world, "x-0") == []
+    assert world.troubles == []
 
 
-def test_a_conflict_that_another_copy_saw_resolved_is_forgotten(
-    kube: Kube, operator: mo.Operator
+def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None:
+    world = World(milvus("x"))
+    world.add(pod("x-0", labels=LABELS))
+    change = {"ownerReferences": [owner() | {"controller": True}]}
+    world.server.when("patch", "pods", lambda _: world.patch("pods", "x-0", **change), times=1)
+    world.passes(3)
+    assert touched(world, "x-0") == []
+    assert world.reason() == "NameConflict"
+
+
+# --- Labels ---
+@pytest.mark.parametrize("value", [None, "somebody"])
+def test_a_pod_of_ours_that_lost_its_labels_is_a_conflict_that_says_what_to_restore(
+    value: str | None,
 ) -> None:
-    kube.create_pod("x-0")
-    kube.create()
-    assert not make_pass(operator)
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    make_pass(new_operator(kube))
-    kube.ready("x-0")
-    assert make_pass(operator)
-    assert kube.condition("Reconciled")["status"] == "True"
-
-
-def test_a_stranger_that_carries_our_labels_is_left_alone(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    owner = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "name": "c",
-        "uid": "3a5b",
-        "controller": True,
-    }
-    kube.kubectl("create", "configmap", "c")
-    owner["uid"] = kube.kubectl("get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
-    milvus = kube.create()
-    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0), ownerReferences=[owner])
-    before = kube.uids()
-    make_pass(operator)
-    assert kube.uids() == before
-    assert "pod x-0 belongs to ConfigMap c" in kube.condition("Reconciled")["message"]
-
-
-def test_orphans_are_adopted_and_then_treated_as_any_pod(kube: Kube, operator: mo.Operator) -> None:
-    kube.create(replicas=3)
-    settle(operator)
-    kube.ready("x-0", "x-1", "x-2")
-    before = kube.uids()
-    kube.kubectl("delete", "mi", "x", "--cascade=orphan")
-    eventually(lambda: all(not mo.controller_of(pod) for pod in kube.all_pods().values()))
-    make_pass(operator)
-    assert kube.uids() == before, "pods without an owner are not ours until there is a Milvus again"
-    milvus = kube.create(replicas=2)
-    settle(operator)
-    kube.ready("x-0", "x-1")
-    assert kube.uids().items() <= before.items()
-    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {milvus["metadata"]["uid"]}
-
-
-def test_an_orphan_with_an_old_template_is_adopted_and_rolled(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create()
-    settle(operator)
-    kube.ready("x-0")
-    before = kube.uids()
-    kube.patch_pod("x-0", ownerReferences=None, annotations={mo.TEMPLATE_HASH: None})
-    settle(operator)
-    eventually(lambda: make_pass(operator) and kube.uids().get("x-0") not in (None, before["x-0"]))
-
-
-def test_a_pod_that_lost_its_labels_gets_them_back_when_its_name_is_needed(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create()
-    settle(operator)
-    before = kube.uids()
-    kube.patch_pod(
-        "x-0",
-        labels={
-            "app.kubernetes.io/managed-by": None,
-            "app.kubernetes.io/instance": "y",
-            "own": "1",
-        },
-    )
-    settle(operator)
-    assert kube.uids() == before
-    labels = kube.all_pods()["x-0"]["metadata"]["labels"]
-    assert labels == mo.pod_labels(kube.get(), 0) | {"own": "1"}
-    assert kube.condition("Reconciled")["status"] == "True"
-
-
-def test_an_ending_pod_that_the_lists_do_not_show_is_waited_for(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    """It has our name but not our labels, so only another create shows that it is gone."""
-    kube.create_pod("x-0")
-    kube.hold("x-0")
-    kube.delete_pod("x-0")
-    kube.create()
-    before = kube.uids()
-    for _ in range(3):
-        assert make_pass(operator), "that is not a conflict"
-    assert kube.uids() == before
-    kube.release("x-0")
-    kube.gone("x-0")
-    make_pass(operator)
-    kube.ready("x-0")
-
-
-def test_pods_of_an_earlier_milvus_are_waited_for(kube: Kube, operator: mo.Operator) -> None:
-    kube.create()
-    settle(operator)
-    kube.hold("x-0")
-    before = kube.uids()
-    kube.delete()
-    kube.create()
-    eventually(lambda: mo.is_ending(kube.all_pods()["x-0"]) or make_pass(operator) is None)
-    make_pass(operator)
-    assert kube.uids() == before
-    assert kube.condition("Reconciled")["status"] == "True", "that is not a conflict"
-    kube.release("x-0")
-    kube.gone("x-0")
-    settle(operator)
-    kube.ready("x-0")
-
-
-def test_every_delete_carries_the_uid(kube: Kube, wire: Wire) -> None:
-    kube.create(replicas=3)
-    operator = new_operator(kube, server=wire.url)
-    settle(operator)
-    uids = kube.uids()
-    kube.change(replicas=1, image="milvus:2")
-    eventually(lambda: make_pass(operator) and kube.images() == ["milvus:2"])
-    deletes = [request for request in wire.requests if request.verb == "DELETE"]
-    assert len(deletes) == 3
-    for request in deletes:
-        assert (
-            json.loads(request.body)["preconditions"]["uid"]
-            == uids[request.path.rpartition("/")[2]]
-        )
-
-
-def test_a_pod_that_has_become_ready_since_it_was_listed_is_not_deleted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    milvus = kube.create()
-    make_pass(operator)
-    listed = kube.all_pods()["x-0"] | {"status": {}}
-    kube.ready("x-0")
-    before = kube.uids()
-    with pytest.raises(mo.ApiError) as error:
-        operator.cluster.delete(
-            milvus, listed | {"metadata": listed["metadata"] | {"resourceVersion": "1"}}
-        )
-    assert error.value.code == 409
-    assert kube.uids() == before
-
-
-def test_a_deleted_pod_with_finalizers_is_not_gone(kube: Kube, operator: mo.Operator) -> None:
-    milvus = kube.create()
-    make_pass(operator)
-    eventually(lambda: mo.is_ready(kube.all_pods()["x-0"]))
-    kube.set_pod_status("x-0", phase="Failed")
-    kube.hold("x-0")
-    left = operator.cluster.delete(milvus, mo.slim_pod(kube.all_pods()["x-0"]))
-    assert left
-    assert mo.is_ending(left)
-    kube.release("x-0")
-    kube.gone("x-0")
-    with pytest.raises(mo.ApiError, match="not found"):
-        operator.cluster.delete(milvus, left)
-
-
-def test_the_orphan_of_a_milvus_that_is_ending_is_not_adopted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    """The garbage collector would delete it together with the Milvus."""
-    listed = kube.create()
-    kube.create_pod("x-0", labels=mo.pod_labels(listed, 0))
-    merge = "application/merge-patch+json"
-    body: Obj = {"metadata": {"finalizers": ["test/hold"]}}
-    kube.milvuses.patch(name="x", namespace=kube.ns, body=body, content_type=merge)
-    kube.delete()
-    with pytest.raises(mo.ApiError, match="the Milvus has changed"):
-        operator.cluster.adopt(listed, kube.all_pods()["x-0"])
-    assert not mo.controller_of(kube.all_pods()["x-0"])
-    body["metadata"]["finalizers"] = None
-    kube.milvuses.patch(name="x", namespace=kube.ns, body=body, content_type=merge)
-
-
-def test_vetting_a_pod_does_not_create_it(kube: Kube, operator: mo.Operator) -> None:
-    """Not even if the pod is gone by then."""
-    milvus = kube.create()
-    operator.cluster.vet(milvus, mo.name_only(milvus, 0))
-    assert kube.names() == []
-
-
-def test_the_orphan_of_a_milvus_that_is_gone_is_not_adopted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    gone = kube.create()
-    kube.delete()
-    eventually(lambda: kube.kubectl("get", "mi", "-o", "jsonpath={.items}") == "[]")
-    kube.create_pod("x-0", labels=mo.pod_labels(gone, 0))
-    for again in (False, True):
-        if again:
-            kube.create()
-        with pytest.raises(mo.ApiError) as error:
-            operator.cluster.adopt(gone, kube.all_pods()["x-0"])
-        assert error.value.code in (404, 409)
-    assert not mo.controller_of(kube.all_pods()["x-0"])
-
-
-def test_a_pod_with_our_name_and_owner_in_another_namespace_is_ignored(kube: Kube) -> None:
-    milvus = kube.create()
-    other = Kube(kube.plane, "default")
-    pod = mo.new_pod(milvus, 0)
-    del pod["metadata"]["ownerReferences"][0]["blockOwnerDeletion"]
-    pod["metadata"] |= {"namespace": "default", "finalizers": ["test/hold"]}
-    other.pods.create(body=pod, namespace="default")
-    try:
-        everywhere = new_operator(kube, namespaces=[None])
-        make_pass(everywhere)
-        assert kube.names() == ["x-0"]
-    finally:
-        other.release("x-0")
-        other.kubectl("delete", "pod", "x-0", "--ignore-not-found")
-
-
-def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    milvus = kube.create()
-    settle(operator)
-    listed = kube.all_pods()["x-0"]
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    settle(operator)
-    before = kube.uids()
-    with pytest.raises(mo.ApiError) as error:
-        operator.cluster.delete(milvus, listed)
-    assert error.value.code == 409
-    assert kube.uids() == before
+    world = at_rest(milvus("x", replicas=2))
+    before = world.uids()
+    world.patch("pods", "x-0", labels={mo.MANAGED_BY_LABEL: value})
+    world.settle()
+    assert world.uids() == before
+    assert world.reason() == "NameConflict"
+    command = world.message().partition("restore them: ")[2]
+    assert command.startswith("kubectl label --overwrite pod x-0 ")
+    world.patch("pods", "x-0", labels=dict(part.split("=") for part in command.split()[5:]))
+    world.settle()
+    assert world.uids() == before
+    assert world.reason() == "Reconciled"

@@ -1,477 +1,357 @@
-"""What passes do: they create, replace and scale pods, for many Milvus resources at once."""
+"""What passes do for the pods of a Milvus, when they come, and how many Milvus share them."""
 
 from __future__ import annotations
 
 import gc
-import json
 import threading
-import time
-import weakref
-from typing import Any
 
 import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import (
-    ORIGINAL_MILVUS,
-    TOP,
-    Clock,
-    Kube,
-    StillClock,
-    eventually,
-    make_pass,
-    new_operator,
-    rest,
-    settle,
-)
-from tests.lib.wire import Handler, Wire
+from tests.lib.front import Obj
+from tests.lib.kit import ORIGINAL_MILVUS
+from tests.lib.world import World, at_rest, milvus
 
 
-def slow(wire: Wire, seconds: float, part: bytes = b"") -> None:
-    """From now on, creating a pod takes this long."""
+def test_missing_pods_are_created_and_the_status_says_when_they_are_ready() -> None:
+    world = World(milvus("x", replicas=3))
+    world.passes(2)
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    assert world.reason(kind="Ready") == "Pending"
+    world.server.run_pods()
+    world.passes()
+    assert world.condition("x", "Ready")["status"] == "True"
+    before = world.uids()
+    world.remove("pods", "x-0")
+    world.settle()
+    assert world.uids().items() - before.items() == {("x-0", world.uid("x-0"))}
 
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "POST" and "/pods" in path and part in handler.seen:
-            time.sleep(seconds)
-        return False
 
-    wire.fault = fault
-
-
-def test_the_milvus_of_the_original_example_is_served_unchanged(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
-    make_pass(operator)
-    kube.ready("milvus-crd-test-0")
-    pod = kube.all_pods()["milvus-crd-test-0"]
+def test_the_milvus_of_the_original_example_is_served_unchanged() -> None:
+    world = at_rest(yaml.safe_load(ORIGINAL_MILVUS))
+    ((pod,), name) = world.server.all_of("pods"), "milvus-crd-test"
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (f"{name}-0", name)
     assert pod["spec"]["containers"][0]["image"] == "milvusdb/milvus"
-    assert pod["spec"]["containers"][0]["name"] == "milvus"
-    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (
-        "milvus-crd-test-0",
-        "milvus-crd-test",
-    )
-    assert pod["metadata"]["annotations"]["zilliz.com/milvus-spec"] == "this is milvus spec"
     assert pod["metadata"]["labels"] == {
         "app.kubernetes.io/name": "milvus",
-        "app.kubernetes.io/instance": "milvus-crd-test",
-        "app.kubernetes.io/managed-by": "milvus-operator",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/managed-by": "milvus-polling-operator",
         "apps.kubernetes.io/pod-index": "0",
     }
-    assert pod["metadata"]["ownerReferences"] == [mo.owner_reference(kube.get("milvus-crd-test"))]
-    sample = next(yaml.safe_load_all((TOP / "sample.yaml").read_text()))
-    assert sample == yaml.safe_load(ORIGINAL_MILVUS)
-
-
-def test_a_deleted_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
-    kube.create(replicas=2)
-    settle(operator)
-    before = kube.uids()
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    settle(operator)
-    kube.ready("x-0", "x-1")
-    assert kube.uids()["x-1"] == before["x-1"]
-    assert kube.uids()["x-0"] != before["x-0"]
-
-
-def test_scaling_adds_and_deletes_the_highest_ordinals(kube: Kube, operator: mo.Operator) -> None:
-    kube.create()
-    settle(operator)
-    before = kube.uids()
-    kube.kubectl("scale", "milvus/x", "--replicas=5")
-    settle(operator)
-    kube.ready("x-0", "x-1", "x-2", "x-3", "x-4")
-    kube.kubectl("scale", "mi/x", "--replicas=2")
-    settle(operator)
-    kube.ready("x-0", "x-1")
-    assert kube.uids()["x-0"] == before["x-0"]
-    kube.kubectl("scale", "mi/x", "--replicas=0")
-    settle(operator)
-    eventually(lambda: not kube.names())
-    assert kube.condition("Ready")["status"] == "True"
-
-
-def test_a_thousand_replicas_in_one_pass(kube: Kube, operator: mo.Operator) -> None:
-    kube.create(replicas=1000)
-    assert make_pass(operator, once=True)
-    assert len(kube.names()) == 1000
-    assert kube.status()["replicas"] == 1000
-
-
-def test_an_ending_pod_is_waited_for_and_not_counted(kube: Kube, operator: mo.Operator) -> None:
-    kube.create()
-    rest(operator, kube, "x-0")
-    before = kube.uids()
-    kube.hold("x-0")
-    kube.delete_pod("x-0")
-    settle(operator)
-    assert kube.uids() == before
-    assert (kube.status()["replicas"], kube.condition("Ready")["reason"]) == (0, "Terminating")
-    kube.release("x-0")
-    kube.gone("x-0")
-    settle(operator)
-    kube.ready("x-0")
-
-
-def test_a_failed_pod_is_replaced_at_once_then_after_a_back_off(kube: Kube) -> None:
-    clock = StillClock()
-    operator = new_operator(kube, clock=clock)
-    kube.create(image="milvus:dies")
-    make_pass(operator)
-    seen = [kube.uids()["x-0"]]
-
-    def replaced() -> bool:
-        eventually(lambda: mo.is_finished(kube.all_pods()["x-0"]))
-        settle(operator)
-        return kube.uids()["x-0"] not in seen
-
-    assert replaced(), "deleted and created in one pass"
-    for wait in (10, 20, 40):
-        seen.append(kube.uids()["x-0"])
-        clock.skip(wait - 2)
-        assert not replaced()
-        assert kube.condition("Ready")["reason"] == "Evicted"
-        clock.skip(2)
-        assert replaced(), f"after {wait} s"
-    seen.append(kube.uids()["x-0"])
-    clock.skip(700)
-    assert replaced(), "after ten quiet minutes"
-    seen.append(kube.uids()["x-0"])
-    clock.skip(10)
-    assert replaced(), "the back-off starts from the beginning"
-
-
-def test_only_pods_that_failed_on_their_own_count_for_the_back_off(
-    kube: Kube, operator: mo.Operator, clock: Clock
-) -> None:
-    """Surplus pods do not, nor do those of a roll."""
-    kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    kube.set_pod_status("x-1", phase="Failed")
-    kube.change(replicas=1)
-    settle(operator)
-    kube.change(image="milvus:2")
-    eventually(lambda: make_pass(operator) and kube.images() == ["milvus:2"])
-    before = kube.uids()
-    kube.set_pod_status("x-0", phase="Failed")
-    settle(operator)
-    assert kube.uids() != before, "at once"
-
-
-def test_a_succeeded_pod_is_replaced(kube: Kube, operator: mo.Operator) -> None:
-    kube.create()
-    settle(operator)
-    before = kube.uids()
-    kube.set_pod_status("x-0", phase="Succeeded")
-    settle(operator)
-    kube.ready("x-0")
-    assert kube.uids() != before
-
-
-def test_a_deleted_milvus_gets_no_new_pods_and_its_pods_are_deleted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(replicas=2)
-    settle(operator)
-    kube.hold("x-1")
-    kube.delete(propagationPolicy="Foreground")
-    kube.gone("x-0")
-    make_pass(operator)
-    assert kube.names() == ["x-1"], "its Milvus is ending: x-0 is not created again"
-    kube.release("x-1")
-    eventually(lambda: not kube.names())
-    settle(operator)
-    assert kube.names() == []
-
-
-def test_once_serves_a_milvus_again_if_it_changed_meanwhile(
-    kube: Kube, operator: mo.Operator, monkeypatch: Any
-) -> None:
-    milvus = kube.create(replicas=3)
-    present = {mo.TEMPLATE_HASH: mo.template_hash(milvus)}
-    kube.create_pod("x-0", labels=mo.pod_labels(milvus, 0), annotations=present)
-    snapshot = operator.cluster.snapshot
-
-    def then_change(*arguments: Any) -> Any:
-        listed = snapshot(*arguments)
-        if "touched" not in kube.all_pods()["x-0"]["metadata"]["annotations"]:
-            kube.patch_pod("x-0", annotations={"touched": "1"})
-        return listed
-
-    monkeypatch.setattr(operator.cluster, "snapshot", then_change)
-    assert operator.run_once()
-    assert kube.names() == ["x-0", "x-1", "x-2"]
-    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {mo.uid_of(milvus)}
-    assert kube.condition("Reconciled")["status"] == "True"
-
-
-def test_nothing_is_written_when_nothing_changed(kube: Kube, wire: Wire) -> None:
-    for name in ("x", "y"):
-        kube.create(name, replicas=2)
-    operator = new_operator(kube, server=wire.url)
-    rest(operator, kube, "x-0", "x-1", "y-0", "y-1")
-    wire.requests.clear()
-    make_pass(operator)
-    assert wire.verbs() == [
-        f"GET /api/v1/namespaces/{kube.ns}/pods",
-        f"GET /apis/zilliz.com/v1/namespaces/{kube.ns}/milvuses",
-    ]
-
-
-def test_only_the_given_namespaces_are_served(kube: Kube) -> None:
-    kube.create()
-    other = new_operator(kube, namespaces=["default"])
-    make_pass(other)
-    assert kube.names() == []
-    make_pass(new_operator(kube, namespaces=["default", kube.ns]))
-    assert kube.names() == ["x-0"]
-    kube.create("y")
-    make_pass(new_operator(kube, namespaces=[None]))
-    assert kube.names() == ["x-0", "y-0"]
-
-
-def test_three_copies_at_once_do_no_harm(kube: Kube) -> None:
-    import threading
-
-    for name in "abcdef":
-        kube.create(name, replicas=4)
-    copies = [new_operator(kube) for _ in range(3)]
-    threads = [threading.Thread(target=settle, args=(copy,)) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert kube.names() == sorted(f"{name}-{i}" for name in "abcdef" for i in range(4))
-    for name in "abcdef":
-        assert kube.condition("Reconciled", name)["status"] == "True"
-
-
-def test_a_dry_run_writes_nothing(kube: Kube, caplog: Any) -> None:
-    kube.create(replicas=2)
-    settle(new_operator(kube))
-    kube.ready("x-0", "x-1")
-    settle(new_operator(kube))
-    kube.create("y")
-    kube.change(replicas=1, image="milvus:2")
-    pods, before = kube.all_pods(), (kube.get("x"), kube.get("y"))
-    make_pass(new_operator(kube, dry_run=True), once=True)
-    assert kube.all_pods() == pods
-    assert (kube.get("x"), kube.get("y")) == before
-    said = [record.getMessage() for record in caplog.records if "dry run" in record.getMessage()]
-    assert f"created pod {kube.ns}/y-0 (dry run): missing" in said
-    assert f"deleted pod {kube.ns}/x-1 (dry run): surplus: 1 wanted" in said
-
-
-def test_a_back_off_ends_on_time_however_long_the_pass_takes(
-    kube: Kube, operator: mo.Operator, clock: Clock
-) -> None:
-    """It ends between the decision about the pods and the status."""
-    kube.kubectl("create", "quota", "q", "--hard=pods=1")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "1"
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert owner["uid"] == world.server.all_of("milvuses")[0]["metadata"]["uid"]
+    assert (owner["controller"], owner["blockOwnerDeletion"]) == (True, True)
+    assert (world.condition(name, "Reconciled")["status"], world.reason(name)) == (
+        "True",
+        "SpecIsText",
     )
-    kube.create(replicas=2)
-    make_pass(operator)
-    make_pass(operator)
-    real = operator.write_status
-    clock.skip(9)
-
-    def late(this: mo.Pass, job: mo.Job) -> None:
-        clock.skip(5)
-        real(this, job)
-
-    operator.write_status = late  # type: ignore[method-assign]
-    make_pass(operator)
-    operator.write_status = real  # type: ignore[method-assign]
-    kube.kubectl("delete", "quota", "q")
-    make_pass(operator)
-    assert kube.names() == ["x-0", "x-1"]
 
 
-@pytest.mark.parametrize(("takes", "starts"), [(0, [0, 5, 10]), (2, [0, 5, 10]), (7, [0, 7, 14])])
-def test_a_pass_begins_when_it_is_due_or_when_the_last_one_ends(
-    kube: Kube, monkeypatch: pytest.MonkeyPatch, takes: float, starts: list[float]
+def test_scaling_adds_and_deletes_the_highest_ordinals() -> None:
+    world = at_rest(milvus("x", replicas=1))
+    before = world.uid("x-0")
+    for replicas in (4, 2):
+        world.change("x", replicas=replicas)
+        world.settle()
+        assert world.pods() == [f"x-{number}" for number in range(replicas)]
+    assert world.names("delete", "pods") == ["x-3", "x-2"]
+    assert "deleted pod test/x-3: spec.replicas is 2" in world.log
+    assert world.uid("x-0") == before
+    world.change("x", replicas=0)
+    world.settle()
+    assert (world.pods(), world.condition("x", "Ready")["status"]) == ([], "True")
+
+
+def test_an_ending_pod_is_waited_for_and_not_counted() -> None:
+    world = at_rest(milvus("x"))
+    before = world.uids()
+    world.remove("pods", "x-0", grace=None)
+    world.passes(3)
+    assert (world.uids(), world.status("x")["replicas"]) == (before, 0)
+    assert world.reason(kind="Ready") == "Terminating"
+    assert [one for one in world.writes() if one.plural == "pods"] == []
+    world.server.finish_deletions()
+    world.passes()
+    assert world.pods() == ["x-0"]
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_has_ended_is_replaced_at_once_and_no_other(phase: str) -> None:
+    world = at_rest(milvus("x", replicas=2))
+    before = world.uids()
+    world.server.set_pod("x-1", phase=phase, reason="Evicted")
+    world.passes(2)
+    assert world.uids().items() & before.items() == {("x-0", before["x-0"])}
+    assert f"deleted pod test/x-1 in order to replace it: {phase} (Evicted)" in world.log
+
+
+def keep_failing(world: World, deletes: int) -> list[float]:
+    """Let x-0 fail until it has been deleted so many times; returns the seconds in between."""
+    while len(world.requests("delete", "pods")) < deletes:
+        if world.pods():
+            world.server.fail("x-0")
+        world.passes()
+    return world.times("delete", "pods")
+
+
+def test_a_pod_that_fails_again_and_again_is_replaced_after_longer_and_longer() -> None:
+    world = World(milvus("x"))
+    assert keep_failing(world, 8) == [10, 20, 40, 80, 160, 300, 300]
+    assert world.reason(kind="Ready") == "Evicted"
+
+
+@pytest.mark.parametrize(("quiet", "then"), [(595, 40), (605, 10)])
+def test_the_back_off_is_forgotten_after_ten_quiet_minutes(quiet: int, then: int) -> None:
+    world = World(milvus("x"))
+    assert keep_failing(world, 2) == [10]
+    last = world.requests("delete", "pods")[-1].time
+    world.settle()
+    world.forget()
+    world.clock.advance(last + quiet - world.clock.now())
+    assert keep_failing(world, 2) == [then]
+
+
+def test_surplus_and_outdated_pods_that_failed_do_not_count_for_the_back_off() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.server.fail("x-1")
+    world.change("x", replicas=1)
+    world.settle()
+    world.server.fail("x-0")
+    world.change("x", image="milvus:2")
+    world.settle()
+    world.server.fail("x-0")
+    world.forget()
+    world.passes()
+    assert world.names("delete", "pods") == ["x-0"]
+
+
+def test_a_milvus_that_is_being_deleted_gets_nothing_new() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.patch("milvuses", "x", finalizers=["test/hold"])
+    world.remove("milvuses", "x")
+    world.remove("pods", "x-0")
+    world.passes(3)
+    assert (world.pods(), world.writes()) == (["x-1"], [])
+
+
+def test_only_the_given_namespaces_are_served() -> None:
+    several = [milvus("x", "a"), milvus("y", "b"), milvus("z", "c")]
+    assert at_rest(*several, namespaces=["a", "b"]).pods() == ["x-0", "y-0"]
+    assert len(at_rest(milvus("x", "a"), milvus("x", "b"), namespaces=[None]).pods()) == 2
+
+
+def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() -> None:
+    bad = milvus("bad", milvusSpec="proxy.port: 1")
+    world = at_rest(milvus("x", replicas=2), milvus("y"), bad)
+    for operator in (world.operator, world.new_operator()):
+        world.operator = operator
+        world.forget()
+        world.passes(2)
+        lists = [("list", "pods"), ("list", "milvuses")]
+        assert [(one.verb, one.resource) for one in world.server.journal] == 2 * lists
+    world.server.ask("patch", "milvuses/status", "x", {"status": {"readyReplicas": 7}})
+    world.passes()
+    assert world.status("x")["readyReplicas"] == 2
+    world.server.set_pod("x-1", ready=False)
+    world.passes()
+    assert world.status("x")["readyReplicas"] == 1
+    assert {one.name for one in world.writes()} == {"x"}
+
+
+def test_what_changes_while_the_status_is_written_is_noticed() -> None:
+    world = World(milvus("x"))
+    world.passes()
+    world.server.when("patch", "milvuses/status", lambda _: world.server.run_pods(), times=1)
+    world.passes(2)
+    assert world.condition("x", "Ready")["status"] == "True"
+
+
+# --- When the next pass comes ---
+def test_the_next_pass_comes_after_half_the_time_since_the_last_change() -> None:
+    """The lists change until 1 s; no pass comes sooner than half a second after another."""
+    world = World(milvus("x"), interval=10)
+    soon = [0, 0.5, 1, 1.5, 2, 2.5, 3.25, 4.375, 6.062, 8.594, 12.391]
+    assert world.run(15) == soon
+    world.run(60)
+    assert world.run(25) == [0, 10, 20], "at most the interval"
+    world.change("x", replicas=2)
+    assert world.run(2.5) == [0, 0.5, 1, 1.5, 2]
+
+
+@pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])
+def test_slow_lists_are_made_less_often(takes: float, starts: list[float]) -> None:
+    """After five times what they take, but at most the interval or when the last pass is over."""
+    world = World(milvus("x"), interval=5)
+    world.server.delay("list", "pods", takes)
+    assert world.run(10) == starts
+
+
+# --- How many Milvus, and many pods, share the passes ---
+def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues() -> None:
+    world = World(milvus("x", replicas=30), interval=0.5, workers=1)
+    world.server.delay("create", "pods", 0.3)
+    assert world.operator.run_pass().left == 1
+    assert world.names("create", "pods") == ["x-0", "x-1"], "at 0 s and at 0.3 s"
+    assert any(", 1 Milvus resource(s) left, " in line for line in world.log)
+    world.clock.advance(0.5)
+    world.passes(20)
+    assert len(world.pods()) == 30
+
+
+def test_however_slow_the_lists_are_there_is_time_for_writes() -> None:
+    world = World(milvus("x"), interval=1)
+    world.server.delay("list", "milvuses", 5)
+    world.passes()
+    assert world.pods() == ["x-0"]
+
+
+def test_no_status_is_written_after_the_end_of_a_pass() -> None:
+    world = World(*[milvus(name, replicas=0) for name in "abc"], interval=1, workers=1)
+    world.server.delay("patch", "milvuses/status", 2)
+    for done in ("a", "ab", "abc"):
+        world.operator.run_pass()
+        assert world.names("patch", "milvuses/status") == [*done]
+
+
+def test_those_that_have_waited_longest_go_first() -> None:
+    world = World(milvus("a", replicas=4), milvus("b", replicas=4), interval=0.5, workers=1)
+    world.server.delay("create", "pods", 0.3)
+    world.passes(4)
+    assert world.names("create", "pods") == ["a-0", "a-1", "b-0", "b-1", "a-2", "a-3", "b-2", "b-3"]
+
+
+def test_a_change_of_a_settled_milvus_goes_before_the_new_ones() -> None:
+    world = at_rest(milvus("z"), workers=1)
+    world.change("z", replicas=2)
+    for name in "abc":
+        world.add(milvus(name))
+    world.passes()
+    assert world.names("create", "pods") == ["z-1", "a-0", "b-0", "c-0"]
+
+
+def test_a_thousand_replicas_of_one_milvus_take_one_pass() -> None:
+    world = World(milvus("x", replicas=1000), workers=16)
+    world.passes()
+    assert len(world.pods()) == 1000
+    assert "pass over 1 Milvus resource(s) and 0 pod(s): 1000 created, 0.00 s" in world.log
+    world.passes(2)
+    assert world.status("x")["replicas"] == 1000
+    (created,) = world.events()
+    assert created.endswith(" and 990 more")
+
+
+def test_a_milvus_whose_every_pass_changes_a_pod_gets_a_status_once_an_interval() -> None:
+    world = World(milvus("x"), interval=5)
+    for number in range(40):
+        world.operator.run_pass()
+        world.clock.advance(0.5)
+        world.remove("pods", "x-0")
+        world.change("x", replicas=1 + number % 2)
+    assert 3 <= len(world.requests("patch", "milvuses/status")) <= 4
+    assert world.condition("x", "Ready")["status"] == "False"
+
+
+# --- What hangs ---
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("create", "pods"), ("patch", "milvuses/status"), ("create", "events")]
+)
+def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_milvus(
+    verb: str, resource: str
 ) -> None:
-    clock, began = StillClock(), list[float]()
-    operator = new_operator(kube, clock=clock, interval=5)
-    real = operator.run_pass
-
-    def run_pass() -> mo.Pass:
-        began.append(clock.ahead)
-        if len(began) == 3:
-            raise KeyboardInterrupt
-        this = real()
-        clock.skip(takes)
-        return this
-
-    monkeypatch.setattr(operator, "run_pass", run_pass)
-    monkeypatch.setattr(time, "sleep", clock.skip)
-    with pytest.raises(KeyboardInterrupt):
-        operator.run()
-    assert began == starts
+    world = World(milvus("x", replicas=3), milvus("y"))
+    with world.hanging(verb, resource, times=1):
+        world.passes(2)
+        world.add(milvus("late"))
+        world.passes(4)
+        assert "late-0" in world.pods()
+        assert world.status("late")["replicas"] == 1
+        name = world.requests(verb, resource)[0].name
+        assert world.names(verb, resource).count(name) == 1
+    world.settle()
+    assert len(world.pods()) == 5
 
 
-def test_a_milvus_at_rest_is_served_again_when_anything_about_it_changes(
-    kube: Kube, wire: Wire
-) -> None:
-    kube.create(replicas=2)
-    kube.create("y")
-    operator = new_operator(kube, server=wire.url)
-    rest(operator, kube, "x-0", "x-1", "y-0")
-    wire.requests.clear()
-    merge = "application/merge-patch+json"
-    kube.milvuses.status.patch(
-        name="x", namespace=kube.ns, body={"status": {"readyReplicas": 7}}, content_type=merge
-    )
-    settle(operator)
-    assert kube.status()["readyReplicas"] == 2
-    kube.patch_pod("x-1", labels={mo.POD_INDEX_LABEL: None})
-    settle(operator)
-    assert mo.labels_of(kube.all_pods()["x-1"])[mo.POD_INDEX_LABEL] == "1"
-    assert [verb for verb in wire.verbs() if "/y" in verb] == []
+def test_milvus_whose_creates_failed_and_now_hang_leave_workers_to_the_others() -> None:
+    world = World(*[milvus(f"bad{number}") for number in range(6)], workers=4)
+    rule = world.server.refuse("create", "pods", 500, "not now")
+    world.passes()
+    world.server.rules.remove(rule)
+    with world.hanging("create", "pods") as hung:
+        world.passes(2)
+        assert hung.count == 1, "of four workers"
+        world.server.rules[-1].times = 0
+        world.add(milvus("good"))
+        world.passes()
+        assert world.pods() == ["good-0"]
 
 
-def test_an_invalid_milvus_at_rest_fails_every_once(kube: Kube, operator: mo.Operator) -> None:
-    kube.create(milvusSpec="proxy.port: 1")
-    assert not operator.run_once()
-    assert not operator.run_once()
+def test_what_no_worker_has_begun_is_decided_anew_by_the_next_pass() -> None:
+    world = World(milvus("a"), milvus("b"), workers=1)
+    with world.hanging("create", "pods", name="a-0"):
+        world.passes(2)
+        world.change("b", replicas=0)
+        world.passes()
+    world.settle()
+    assert world.names("create", "pods") == ["a-0"]
+    assert world.status("b")["observedGeneration"] == 2
 
 
-def test_a_pass_waits_at_its_end_for_writes_in_progress(kube: Kube, wire: Wire) -> None:
-    slow(wire, 0.15)
-    kube.create()
-    make_pass(new_operator(kube, server=wire.url, interval=0.01))
-    assert kube.names() == ["x-0"]
+def test_while_a_delete_hangs_no_other_ready_pod_is_taken() -> None:
+    """The lists still show the pod as Ready, and the spec may have changed since."""
+    world = at_rest(milvus("x", replicas=4))
+    world.change("x", image="milvus:2")
+    with world.hanging("delete", "pods"):
+        world.passes(3)
+        world.change("x", image="milvus:3")
+        world.passes(3)
+        assert world.names("delete", "pods") == ["x-3"]
+    world.settle()
+    assert world.images() == ["milvus:3"] * 4
 
 
-def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues(
-    kube: Kube, wire: Wire
-) -> None:
-    slow(wire, 0.3)
-    kube.create(replicas=60)
-    operator = new_operator(kube, server=wire.url, interval=0.5)
-    make_pass(operator)
-    assert 1 <= len(kube.names()) < 60
-    eventually(lambda: make_pass(operator) and len(kube.names()) == 60, 120)
+# --- What is kept ---
+def test_garbage_is_collected_once_after_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = at_rest(milvus("x"), milvus("y", "other"), namespaces=["test", "other"])
+    collected = list[float]()
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(world.clock.now()))
+    world.run(20)
+    assert len(collected) == len({*collected}) == 4
 
 
-def test_the_milvus_that_has_waited_longest_goes_first(kube: Kube, wire: Wire) -> None:
-    operator = new_operator(kube, server=wire.url, workers=1)
-    kube.create("a")
-    make_pass(operator, once=True)
-    kube.change("a", replicas=2)
-    kube.create("b")
-    wire.requests.clear()
-    make_pass(operator, once=True)
-    bodies = [
-        request.body
-        for request in wire.requests
-        if request.verb == "POST" and request.path.endswith("/pods")
-    ]
-    assert [json.loads(body)["metadata"]["name"] for body in bodies] == ["b-0", "a-1"]
-
-
-def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_write(
-    kube: Kube, wire: Wire
-) -> None:
-    """It delays other ordinals of its Milvus by one pass at most, and no other Milvus or status."""
-    go_on, asked = threading.Event(), list[str]()
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "POST" and "/pods" in path:
-            asked.append(json.loads(handler.seen)["metadata"]["name"])
-            if asked[-1] == "bad-0":
-                go_on.wait(30)
-        return False
-
-    wire.fault = fault
-    kube.create("bad", replicas=3)
-    operator = new_operator(kube, server=wire.url, timeout=60, interval=0.3)
-    eventually(lambda: make_pass(operator) is not None and kube.names() == ["bad-1", "bad-2"])
-    kube.create("good")
-    eventually(
-        lambda: make_pass(operator) is not None and kube.names() == ["bad-1", "bad-2", "good-0"]
-    )
-    eventually(lambda: make_pass(operator) is not None and kube.status("bad")["replicas"] == 2)
-    assert asked.count("bad-0") == 1
-    go_on.set()
-    eventually(lambda: make_pass(operator) and "bad-0" in kube.names())
-
-
-def test_a_failure_after_the_end_of_its_pass_is_reported_by_the_next(
-    kube: Kube, wire: Wire, clock: Clock
-) -> None:
-    """For example, that of a webhook that takes longer than the interval."""
-    answered = threading.Event()
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        hit = verb == "POST" and "/pods" in path
-        if hit:
-            time.sleep(0.8)
-            handler.answer(500, b'{"kind":"Status","message":"the webhook is slow"}')
-            answered.set()
-        return hit
-
-    wire.fault = fault
-    operator = new_operator(kube, server=wire.url, interval=0.1, clock=clock)
-    kube.create()
-    make_pass(operator)
-    assert answered.wait(10)
-    eventually(
-        lambda: not make_pass(operator) and kube.condition("Reconciled").get("status") == "False"
-    )
-    assert kube.condition("Reconciled")["message"] == "the webhook is slow"
-    wire.fault = None
-    clock.skip(30)
-    eventually(lambda: make_pass(operator) and kube.names() == ["x-0"])
-
-
-def test_the_loop_collects_garbage_after_each_pass(
-    operator: mo.Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left: list[weakref.ref[Any]] = []
-    operator.interval = 0.01
-    real = operator.run_pass
-
-    class Circle:
-        def __init__(self) -> None:
-            self.itself = self
-
-    def run_pass(once: bool = False) -> mo.Pass:
-        assert not [ref for ref in left if ref()]
-        left.append(weakref.ref(Circle()))
-        if len(left) == 3:
-            raise KeyboardInterrupt
-        return real(once)
-
-    monkeypatch.setattr(operator, "run_pass", run_pass)
-    gc.disable()
+def test_no_object_of_a_pass_outlives_the_next_collection(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(milvus("x", replicas=3))
+    sizes, threads = list[int](), list[int]()
+    gc.disable()  # as the command does, so objects must not add up
     try:
-        with pytest.raises(KeyboardInterrupt):
-            operator.run()
-    finally:
-        gc.enable()
-
-
-def test_no_object_of_a_pass_outlives_the_next_collection(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    """The command collects garbage only between passes, so objects must not add up."""
-    kube.create(replicas=3)
-    sizes, threads = [], []
-    gc.disable()
-    try:
-        for _ in range(8):
-            if kube.pod("x-0"):
-                kube.delete_pod("x-0")
-            for _ in range(10):
-                make_pass(operator, once=True)
+        for number in range(8):
+            world.change("x", replicas=number % 2, image=f"milvus:{number}")
+            world.settle()
+            for event in world.server.all_of("events"):
+                world.remove("events", event["metadata"]["name"])
+            world.forget()
+            caplog.clear()
             gc.collect()
             sizes.append(len(gc.get_objects()))
             threads.append(threading.active_count())
     finally:
         gc.enable()
-    assert sizes[-1] - sizes[3] < 300, sizes
-    assert threads[-1] <= threads[0] + 2, threads
+    assert sizes[-2] - sizes[2] < 50, sizes
+    assert threads[-1] == threads[-3], threads
+
+
+def test_what_is_kept_of_a_pod_leads_to_the_same_decisions_as_the_whole() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.fail("x-1")
+    world.server.set_pod("x-2", containerStatuses=[{"state": {"waiting": {"reason": "Bad"}}}])
+    world.change("x", replicas=2, image="milvus:2")
+    (whole,), pods = world.server.all_of("milvuses"), world.server.all_of("pods")
+    spec = mo.spec_of(whole)
+
+    def told(milvus: Obj, pods: list[Obj]) -> tuple[list[tuple[str, int, str]], Obj]:
+        actions = mo.decide(milvus, spec, pods, ())
+        verbs = [(action.verb, action.ordinal, action.reason) for action in actions]
+        return verbs, mo.status_of(milvus, spec, pods, {}, "now")
+
+    kept = [mo.slim_pod(pod) for pod in pods]
+    assert told(mo.slim_milvus(whole), kept) == told(whole, pods)

@@ -1,413 +1,410 @@
-"""Writes that are refused or fail: they back off, are reported once, and delay no other write."""
+"""Writes that are refused or fail: they back off, are reported, and delay nothing else."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 import milvus_operator as mo
-from tests.lib.kit import (
-    Clock,
-    Command,
-    Kube,
-    Obj,
-    StillClock,
-    eventually,
-    kubeconfig,
-    make_pass,
-    new_operator,
-    refusing,
-    rest,
-    settle,
+from tests.lib.front import Obj, Request, answer
+from tests.lib.server import merge
+from tests.lib.world import World, at_rest, metric, milvus, pod
+
+REFUSED = [10, 20, 40, 80, 160, 300, 300]
+FAILED = [1, 2, 4, 8, 16, 30, 30]
+NO_RIGHT = (
+    'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
 )
-from tests.lib.wire import Handler, Wire
+STORED: Obj = {"storage": {"size": "1Gi"}}
 
 
-def fault_hang(handler: Handler, verb: str, path: str) -> bool:
-    hit = verb == "DELETE" and "/pods/x-3" in path
-    if hit:
-        time.sleep(2)
-        handler.reset()
-    return hit
-
-
-Start = Callable[..., Command]
-
-
-def test_one_refused_write_does_not_starve_the_others(kube: Kube, operator: mo.Operator) -> None:
-    policy = {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": kube.ns},
-        "spec": {
-            "matchConstraints": {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": kube.ns}},
-                "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-            },
-            "validations": [{"expression": "object.metadata.name != 'x-0'", "message": "not that one"}],
-        },
-    }  # fmt: skip
-    binding = {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": kube.ns},
-        "spec": {"policyName": kube.ns, "validationActions": ["Deny"]},
-    }  # fmt: skip
-    for body in (policy, binding):
-        kube.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    eventually(
-        lambda: (
-            "not that one"
-            in kube.kubectl("run", "x-0", "--image=a", "--dry-run=server", check=False)
-        )
-    )
-    kube.create(replicas=3)
-    make_pass(operator)
-    assert "not that one" in kube.condition("Reconciled")["message"]
-    make_pass(operator)
-    assert kube.names() == ["x-1", "x-2"], "in the next pass, not after a back-off"
-    assert "not that one" in kube.condition("Reconciled")["message"]
-    kube.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", kube.ns)
-
-
-@pytest.mark.parametrize("code", [429, 500, 503])
-def test_a_transient_error_is_reported_and_retried_soon(kube: Kube, wire: Wire, code: int) -> None:
-    """After 1 s, 2 s, 4 s, up to 30 s; and only one pod is tried in each pass."""
-    asked = 0
-
-    def fault(handler: Any, verb: str, path: str) -> bool:
-        nonlocal asked
-        hit = verb == "POST" and "/pods" in path
-        if hit:
-            asked += 1
-            handler.answer(code, b'{"kind": "Status", "message": "not now"}')
-        return hit
-
-    wire.fault = fault
-    kube.create()
-    clock = StillClock()
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    for wait in (1, 2, 4, 8, 16, 30, 30):
-        before = asked
-        assert not make_pass(operator)
-        assert asked == before + 1
-        assert kube.condition("Reconciled")["message"] == "not now"
-        clock.skip(wait * 0.7)
-        assert not make_pass(operator)
-        assert asked == before + 1
-        clock.skip(wait * 0.3)
-    wire.fault = None
-    assert make_pass(operator)
-    assert kube.names() == ["x-0"]
-    assert kube.condition("Reconciled")["status"] == "True"
-
-
-def test_a_create_that_gets_no_answer_does_not_mean_that_the_server_is_unreachable(
-    kube: Kube, wire: Wire, caplog: Any
+# --- How long it waits ---
+@pytest.mark.parametrize(
+    ("code", "waits", "why"),
+    [
+        (400, REFUSED, "Invalid"),
+        (403, REFUSED, "Forbidden"),
+        (404, REFUSED, "APIError"),
+        (422, REFUSED, "Invalid"),
+        (0, FAILED, "APIError"),
+        (409, FAILED, "APIError"),
+        (429, FAILED, "APIError"),
+        (500, FAILED, "APIError"),
+        (503, FAILED, "APIError"),
+    ],
+)
+def test_what_fails_is_tried_after_longer_and_longer(
+    code: int, waits: list[float], why: str
 ) -> None:
-    """A webhook may be slow for a single Milvus, whose condition then says so."""
-    wire.spoil("POST", "/pods", 500, b"{}", after=2)
-    kube.create()
-    assert not make_pass(new_operator(kube, server=wire.url, timeout=1), once=True)
-    assert kube.condition("Reconciled")["message"] == "no answer within 1 s"
-    assert "cannot reach" not in caplog.text
+    world = World(milvus("x"), interval=waits[0])
+    if code:
+        rule = world.server.refuse("create", "pods", code, "not now")
+    else:
+        rule = world.server.fault("create", "pods", "reset")
+    bad = metric("passes_total", result="failure")
+    while rule.hits < 8:
+        world.passes()
+    assert metric("passes_total", result="failure") == bad
+    assert world.times("create", "pods") == waits
+    assert world.reason() == why
+    assert not code or world.message() == "not now"
+    assert (world.condition("x", "Stalled") != {}) == (why in ("Invalid", "Forbidden"))
+    world.server.rules.clear()
+    world.clock.advance(300)
+    world.settle()
+    assert world.reason() == "Reconciled"
+    assert world.condition("x", "Stalled") == {}
 
 
-def test_a_create_that_is_answered_with_404_is_reported(kube: Kube, wire: Wire) -> None:
-    """It is not the pod that was not found."""
-    wire.spoil("POST", "/pods", 404, b'{"kind": "Status", "message": "no such runtime class"}')
-    kube.create()
-    assert not make_pass(new_operator(kube, server=wire.url))
-    assert kube.condition("Reconciled")["message"] == "no such runtime class"
+def test_a_late_refusal_of_an_earlier_spec_is_not_told_of_the_corrected_one() -> None:
+    world = World(milvus("x", image="bad"))
+    with world.hanging("create", "pods"):
+        world.server.refuse("create", "pods", 422, "the old spec is bad", times=1)
+        world.passes()
+        world.change("x", image="good")
+    world.passes(2)
+    assert world.images() == ["good"], "it does not wait"
+    assert not any("the old spec is bad" in event for event in world.events())
+    assert world.reason() == "Reconciled"
+
+
+def test_the_words_are_those_of_the_last_try() -> None:
+    world = World(milvus("x"))
+    world.server.quota = {"pods": 0}
+    world.passes()
+    assert "exceeded quota: quota, requested" in world.message()
+    world.server.refuse("create", "pods", 403, 'pods "x-0" is forbidden: exceeded quota: second')
+    world.passes(3)
+    assert world.message().endswith("exceeded quota: second")
+    assert world.reason() == "QuotaExceeded"
+
+
+def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
+    """That of x-0 ends while x-1 is tried, and nothing else wakes the Milvus soon."""
+    world = World(milvus("x", replicas=2), interval=9, workers=1)
+    world.server.refuse("create", "pods", 422, "never", name="x-0")
+    slow = world.server.delay("create", "pods", 0, name="x-1")
+    world.server.refuse("create", "pods", 500, "not now", name="x-1")
+    world.passes()
+    slow.do = lambda _: world.clock.advance(5)
+    world.operator.run_pass()
+    world.clock.advance(1)
+    world.operator.run_pass()
+    assert world.names("create", "pods") == ["x-0", "x-1", "x-1", "x-0"]
+
+
+# --- It delays nothing else ---
+@pytest.mark.parametrize("code", [0, 403, 422, 429, 500])
+def test_a_delete_that_keeps_failing_delays_no_other_pod(code: int) -> None:
+    world = at_rest(milvus("x", replicas=4))
+    world.remove("pods", "x-0")
+    if code:
+        world.server.refuse("delete", "pods", code, "not now", name="x-3")
+    else:
+        world.server.fault("delete", "pods", "timeout", name="x-3")
+    world.change("x", replicas=2)
+    world.passes(3)
+    world.server.finish_deletions()
+    assert world.pods() == ["x-0", "x-1", "x-3"]
+    world.remove("pods", "x-1")
+    world.clock.advance(400)
+    world.passes()
+    assert "x-1" in world.pods(), "even when the delete is tried again"
+    assert world.message() != ""
+
+
+def test_a_refused_pod_delays_no_other_and_is_tried_again_after_them() -> None:
+    world = World(milvus("x", replicas=4), interval=10, workers=1)
+    world.server.refuse("create", "pods", 422, "not that one", name="x-0", times=1)
+    world.passes()
+    assert world.pods() == ["x-1", "x-2", "x-3"]
+    world.remove("pods", "x-2")
+    world.passes()
+    assert world.names("create", "pods")[-2:] == ["x-2", "x-0"]
+
+
+def test_a_refused_claim_keeps_no_other_pod_down() -> None:
+    world = at_rest(milvus("x", replicas=3, **STORED))
+    for plural, name in (("pods", "x-0"), ("persistentvolumeclaims", "data-x-0")):
+        world.remove(plural, name)
+    world.server.finish_deletions()
+    world.server.quota = {"persistentvolumeclaims": 2}
+    world.passes(3)
+    assert world.reason() == "QuotaExceeded"
+    world.remove("pods", "x-2")
+    world.passes()
+    assert world.pods() == ["x-1", "x-2"]
+
+
+def test_an_evicted_pod_is_replaced_at_once_whatever_a_quota_refuses() -> None:
+    world = World(milvus("x", replicas=5))
+    world.server.quota = {"pods": 3}
+    world.passes(120)
+    world.server.run_pods()
+    world.server.fail("x-1")
+    world.forget()
+    world.passes(2)
+    assert world.names("delete", "pods") == ["x-1"]
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    world.server.quota = {"pods": 0}
+    world.remove("pods", "x-0")
+    world.server.fail("x-2")
+    world.clock.advance(300)
+    world.passes()
+    assert world.names("delete", "pods") == ["x-1", "x-2"], "beside creates that are refused"
+
+
+def test_after_eight_failures_the_next_pass_goes_on() -> None:
+    world = World(milvus("x", replicas=12), workers=1)
+    world.server.refuse("create", "pods", 422, "bad")
+    assert world.operator.run_pass().left == 1
+    assert world.names("create", "pods") == [f"x-{number}" for number in range(8)]
+    world.operator.run_pass()
+    assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
+
+
+def test_refused_claims_count_as_failures_too() -> None:
+    world = World(milvus("x", replicas=12, **STORED), workers=1)
+    rule = world.server.refuse("get", "persistentvolumeclaims", 500, "not now")
+    world.operator.run_pass()
+    assert rule.hits == 8
+
+
+# --- Quotas, rights and other causes that all pods of a Milvus share ---
+def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
+    world = World(milvus("x", replicas=1000), workers=4)
+    world.server.quota = {"pods": 2}
+    world.passes(2)
+    assert len(world.pods()) == 2
+    assert len(world.requests("create", "pods")) <= 6, "two, and one of each worker"
+    assert world.reason() == world.condition("x", "Stalled")["reason"] == "QuotaExceeded"
+    world.passes(20)
+    assert len(world.requests("create", "pods")) <= 6 + 4 * 4, "four tries in 100 s"
+    world.server.quota = {}
+    world.change("x", replicas=6)
+    world.settle()
+    assert len(world.pods()) == 6
 
 
 @pytest.mark.parametrize("by_another_copy", [True, False])
-def test_what_has_been_done_is_no_longer_reported_as_refused(
-    kube: Kube, operator: mo.Operator, clock: Clock, wire: Wire, by_another_copy: bool
-) -> None:
-    kube.kubectl("create", "quota", "q", "--hard=pods=0")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0"
-    )
-    kube.create()
-    assert not make_pass(operator)
-    kube.kubectl("delete", "quota", "q")
+def test_what_has_been_done_is_no_longer_reported_as_refused(by_another_copy: bool) -> None:
+    world = World(milvus("x"))
+    world.server.quota = {"pods": 0}
+    world.passes()
+    assert world.reason() == "QuotaExceeded"
+    world.server.quota = {}
     if by_another_copy:
-        make_pass(new_operator(kube))
-        kube.ready("x-0")
-    else:
-        clock.skip(10)
-    assert make_pass(operator)
-    assert kube.condition("Reconciled")["status"] == "True"
+        world.new_operator().run_pass()
+        assert world.pods() == ["x-0"]
+    world.passes(4)
+    assert world.reason() == "Reconciled"
+    assert metric("milvuses", state="failed") == 0
+    one, other = world.operator, world.new_operator()
+    world.forget()
+    for operator in (other, one, other, one):
+        operator.run_pass()
+    assert world.writes() == [], "the copies agree"
 
 
-def test_a_refusal_that_another_copy_saw_resolved_is_not_written_again(
-    kube: Kube, wire: Wire
-) -> None:
-    """Otherwise, each copy would overwrite the status of the other in every pass."""
-    kube.kubectl("create", "quota", "q", "--hard=pods=0")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "0"
-    )
-    kube.create()
-    one, other = new_operator(kube, server=wire.url), new_operator(kube, server=wire.url)
-    assert not make_pass(one)
-    kube.kubectl("delete", "quota", "q")
-    assert make_pass(other)
-    kube.ready("x-0")
-    for copy in (other, one, other):
-        make_pass(copy)
-    wire.requests.clear()
-    for copy in (one, other, one, other):
-        assert make_pass(copy)
-    assert {request.verb for request in wire.requests} == {"GET"}
-
-
-def test_a_quota_of_two_for_twenty_pods_costs_few_requests(kube: Kube, wire: Wire) -> None:
-    kube.kubectl("create", "quota", "q", "--hard=pods=2")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "2"
-    )
-    kube.create(replicas=20)
-    clock = StillClock()
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    assert not make_pass(operator, once=True)
-    there = kube.names()
-    assert len(there) == 2
-    reconciled = kube.condition("Reconciled")
-    assert (reconciled["status"], reconciled["reason"]) == ("False", "QuotaExceeded")
-    assert "exceeded quota: q" in reconciled["message"]
-    posts = [
-        request
-        for request in wire.requests
-        if request.verb == "POST" and request.path.endswith("/pods")
+def test_passes_fail_and_one_line_says_so_while_a_right_is_missing() -> None:
+    world = World(*[milvus(name, replicas=3) for name in "abcde"])
+    rule = world.server.refuse("create", "pods", 403, NO_RIGHT, "Forbidden")
+    good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
+    world.passes(2)
+    said = "not allowed to create pods in namespace test"
+    assert [line for line in world.troubles if "milvus test/" not in line] == [
+        f"{said}: add this permission to the operator's role (see deploy.yaml)"
     ]
-    assert len(posts) <= 7, "batches of 1, 2 and 4: two pods, and the refusals of those batches"
-    clock.skip(1)
-    settle(operator)
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.used.pods}") == "1"
-    )
-    make_pass(operator)
-    assert kube.names() == there, "at once, because one pod fewer makes room for another"
-    kube.kubectl("delete", "quota", "q")
-    settle(operator)
-    assert kube.names() == there, "refused pods wait for their back-off"
-    kube.change(replicas=6)
-    settle(operator)
-    assert len(kube.names()) == 6, "a changed spec is tried at once"
-    assert kube.condition("Reconciled")["status"] == "True"
+    assert metric("passes_total", result="success") == good
+    assert metric("passes_total", result="failure") == bad + 2
+    assert rule.hits <= 5 * 4, "one try, and one of each other worker, for each Milvus"
+    assert world.message("a") == NO_RIGHT
+    assert world.condition("a", "Stalled")["reason"] == "Forbidden"
+    world.server.rules.clear()
+    world.passes(2)
+    assert f"resolved: {said}" in world.log
+    assert len(world.pods()) == 15
+    assert metric("passes_total", result="success") == good + 2
 
 
-def test_many_pods_under_a_quota_that_allows_them(kube: Kube, operator: mo.Operator) -> None:
-    kube.kubectl("create", "quota", "q", "--hard=pods=100")
-    eventually(
-        lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.pods}") == "100"
-    )
-    kube.create(replicas=60)
-    assert make_pass(operator, once=True)
-    assert len(kube.names()) == 60
+def test_a_right_that_is_missing_on_milvuses_finalizers_is_named() -> None:
+    world = World(milvus("x"))
+    text = "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set"
+    world.server.refuse("create", "pods", 403, f'pods "x-0" is forbidden: {text}')
+    world.passes()
+    (line,) = [line for line in world.troubles if "not allowed" in line]
+    assert line.startswith("not allowed to update milvuses/finalizers in namespace test: ")
 
 
-@pytest.mark.parametrize("code", [0, 403, 422, 429, 500])
-def test_a_delete_that_keeps_failing_delays_no_other_pod(
-    kube: Kube, wire: Wire, clock: Clock, code: int
-) -> None:
-    kube.create(replicas=4)
-    operator = new_operator(kube, server=wire.url, clock=clock, timeout=1)
-    rest(operator, kube, *(f"x-{i}" for i in range(4)))
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    fault = refusing("DELETE", "/pods/x-3", code)
-    wire.fault = (
-        fault if code else lambda handler, verb, path: bool(fault_hang(handler, verb, path))
-    )
-    kube.change(replicas=2)
-    for _ in range(2):
-        make_pass(operator)
-    assert "x-0" in kube.names()
-    kube.delete_pod("x-1")
-    kube.gone("x-1")
-    clock.skip(400)
-    make_pass(operator)
-    assert "x-1" in kube.names(), "even when it is retried"
-    if code:
-        assert "x-2" not in kube.names(), "and other pods are deleted in the meantime"
-    assert "x-3" in kube.names()
+def test_a_right_to_write_events_is_asked_for_until_it_is_given() -> None:
+    world = World(milvus("x"))
+    world.server.refuse("create", "events", 403, NO_RIGHT.replace("pods", "events"), "Forbidden")
+    world.passes(3)
+    said = "not allowed to create events in namespace test"
+    assert [line.partition(": ")[0] for line in world.troubles] == [said]
+    world.server.rules.clear()
+    world.passes(20)
+    assert f"resolved: {said}" in world.log
 
 
-def test_a_conflict_about_a_quota_is_retried_at_once(kube: Kube, wire: Wire) -> None:
-    message = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
-    refused = refusing("POST", f"/{kube.ns}/pods", 409, message, "Conflict")
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        return refused.asked < 3 and bool(refused(handler, verb, path))
-
-    wire.fault = fault
-    kube.create(replicas=3)
-    assert new_operator(kube, server=wire.url).run_once()
-    assert kube.names() == ["x-0", "x-1", "x-2"]
-    assert kube.condition("Reconciled")["status"] == "True"
+def test_events_that_are_refused_are_no_failure() -> None:
+    world = World(milvus("x"))
+    world.server.refuse("create", "events", 500, "not now")
+    world.settle()
+    assert world.troubles == []
+    assert world.condition("x", "Ready")["status"] == "True"
+    assert world.operator.run_once()
 
 
-def test_a_status_that_could_not_be_written_fails_once(kube: Kube, wire: Wire) -> None:
-    wire.fault = refusing("PATCH", "/status", 500)
-    kube.create()
-    assert not new_operator(kube, server=wire.url).run_once()
-    assert kube.names() == ["x-0"]
+# --- Whose words they are ---
+@pytest.mark.parametrize(
+    "words",
+    [
+        "system:anonymous",
+        "cannot set blockOwnerDeletion",
+        'User "system:anonymous" cannot create resource "pods"',
+        'pods "x-0" is forbidden: User "system:anonymous" cannot create resource "pods"',
+    ],
+)
+@pytest.mark.parametrize("code", [403, 422])
+def test_the_words_of_a_user_are_no_trouble_of_the_operator(words: str, code: int) -> None:
+    world = World(milvus("x"))
+    text = f'Pod "x-0" is invalid: spec.dnsPolicy: Unsupported value: "{words}"'
+    if code == 403:
+        text = f'pods "x-0" is forbidden: no PriorityClass with name {words} was found'
+    world.server.refuse("create", "pods", code, text)
+    bad = metric("passes_total", result="failure")
+    world.passes(2)
+    assert metric("passes_total", result="failure") == bad
+    (line,) = world.troubles
+    assert line == f"milvus test/x: {'Invalid' if code == 422 else 'Forbidden'}: {text}"
 
 
-def test_passes_fail_as_long_as_a_right_is_missing_even_while_its_writes_rest(
-    kube: Kube, wire: Wire, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    def count(result: str) -> float:
-        return REGISTRY.get_sample_value("milvus_operator_passes_total", {"result": result}) or 0
+# --- Admission ---
+@pytest.mark.parametrize(
+    ("part", "lost"),
+    [
+        ({"ownerReferences": None}, "its owner reference"),
+        ({"labels": {mo.MANAGED_BY_LABEL: "somebody"}}, "its labels"),
+        ({"labels": {mo.INSTANCE_LABEL: None}}, "its labels"),
+        ({"annotations": None}, f"its annotation {mo.TEMPLATE_HASH}"),
+    ],
+)
+def test_a_pod_that_admission_changes_is_invalid_and_backs_off(part: Obj, lost: str) -> None:
+    def admit(request: Request) -> Any:
+        """On every create and update."""
+        if request.verb == "patch":
+            request.body = merge(request.body, {"metadata": part})
 
-    right = 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
-    fault = refusing("POST", f"/{kube.ns}/pods", 403, right, "Forbidden")
-    wire.fault = fault
-    kube.create()
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    good, bad = count("success"), count("failure")
-    for _ in range(3):
-        make_pass(operator)
-    assert (count("success"), count("failure")) == (good, bad + 3)
-    assert fault.asked == 1
-    said = f"not allowed to create pods in namespace {kube.ns}: grant this right to the operator"
-    assert caplog.text.count(said) == 1
-    wire.fault = None
-    clock.skip(30)
-    make_pass(operator)
-    assert count("success") == good + 1
-    assert f"resolved: {said}" in caplog.text
-
-
-def test_a_problem_whose_message_varies_is_logged_once(
-    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
-) -> None:
-    lengths = iter(range(100, 200))
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        body = handler.forward().data
-        handler.answer(200, body[: len(body) // 2], length=len(body) + next(lengths))
-        handler.reset()
-        return True
-
-    operator = new_operator(kube, server=wire.url)
-    wire.fault = fault
-    for _ in range(5):
-        assert not make_pass(operator)
-    assert caplog.text.count("cannot reach") == 1
-    wire.fault = None
-    assert make_pass(operator)
-    assert caplog.text.count("resolved: cannot reach") == 1
+    world = World(milvus("x"), interval=5)
+    world.server.admission["pods"] = lambda made: merge(made, {"metadata": part})
+    world.server.when("patch", "pods", admit)
+    world.passes(2)
+    was_ours = mo.INSTANCE_LABEL in (part.get("labels") or {})  # and is still listed
+    why = "NameConflict" if was_ours else "Invalid"
+    assert world.reason() == why
+    assert lost in world.message()
+    assert not world.operator.run_once()
+    world.passes(120)
+    asked = [one for one in world.writes() if one.plural == "pods"]
+    assert len(asked) <= 16, "in ten minutes"
+    assert [one for one in asked if one.verb == "delete"] == []
+    assert world.reason() == world.reason(kind="Stalled") == why
 
 
-def test_a_right_that_many_need_is_reported_once(
-    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
-) -> None:
-    right = 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "y"'
-    wire.fault = refusing("POST", f"/{kube.ns}/pods", 403, right, "Forbidden")
-    for name in "abcde":
-        kube.create(name, replicas=3)
-    operator = new_operator(kube, server=wire.url)
-    for _ in range(3):
-        make_pass(operator)
-    assert [record.levelname for record in caplog.records if record.levelno > 20] == ["ERROR"]
-    assert "cannot create resource" in kube.condition("Reconciled", "a")["message"], (
-        "the server's own words"
-    )
-    assert (kube.condition("Stalled", "a")["status"], kube.condition("Stalled", "a")["reason"]) == (
-        "True",
-        "Forbidden",
-    )
+# --- Statuses ---
+def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -> None:
+    world = at_rest(milvus("a"), milvus("b"))
+    rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook", name="a")
+    good = metric("passes_total", result="success")
+    for name in "ab":
+        world.change(name, replicas=2)
+    for _ in range(30):
+        world.passes()
+        world.server.run_pods()
+    assert world.status("b")["readyReplicas"] == 2
+    assert world.troubles == ["cannot write the status of milvus test/a: denied by a webhook"]
+    assert world.times("patch", "milvuses/status")[-1] == 40, "it backs off"
+    assert metric("passes_total", result="success") == good + 30
+    assert metric("seconds_since_good_pass") == 5
+    assert (metric("milvuses", state="failed"), metric("milvuses", state="ready")) == (1, 1)
+    world.server.rules.remove(rule)
+    world.passes()
+    assert world.status("a")["observedGeneration"] == 1, "it waits for its back-off"
+    world.change("a", replicas=1)
+    world.settle()
+    assert world.status("a")["observedGeneration"] == 3
+    assert metric("milvuses", state="failed") == 0
 
 
-@pytest.mark.parametrize("change", [{"replicas": 1}, {"image": "milvus:2"}])
-def test_a_delete_that_is_refused_fails_once_and_is_reported(
-    kube: Kube, wire: Wire, change: Obj
-) -> None:
-    kube.create(replicas=2)
-    operator = new_operator(kube, server=wire.url)
-    rest(operator, kube, "x-0", "x-1")
-    wire.fault = refusing("DELETE", "/pods/x-1", 500)
-    kube.change(**change)
-    assert not operator.run_once()
-    assert kube.condition("Reconciled")["message"] == "not now"
+def test_a_crd_without_status_is_said_once_for_many_milvus() -> None:
+    world = World(workers=8)
+    world.server.original_crd = True
+    for number in range(20):
+        world.add(milvus(f"m{number}", replicas=1))
+    world.passes(10)
+    assert len(world.pods()) == 20
+    assert world.troubles == [
+        "the CRD has no status subresource: update it with `kubectl apply -f crd.yaml`"
+    ]
 
 
-def test_a_create_whose_connection_is_reset_delays_no_other(kube: Kube, wire: Wire) -> None:
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        hit = verb == "POST" and b'"name": "x-0"' in handler.seen
-        if hit:
-            handler.reset()
-        return hit
-
-    wire.fault = fault
-    kube.create(replicas=3)
-    operator = new_operator(kube, server=wire.url)
-    make_pass(operator)
-    make_pass(operator)
-    assert kube.names() == ["x-1", "x-2"]
+# --- What goes away meanwhile is no failure ---
+def test_a_pod_that_is_gone_when_it_is_deleted_is_no_failure() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", replicas=1)
+    world.forget()
+    world.server.when("delete", "pods", lambda one: world.remove("pods", one.name), times=1)
+    world.settle()
+    assert world.troubles == []
+    assert world.reason() == "Reconciled"
 
 
-def test_a_refused_write_to_a_pod_does_not_delay_a_different_one(kube: Kube, wire: Wire) -> None:
-    """Its delete was refused, then somebody else deleted it: it is created at once."""
-    kube.create(replicas=2)
-    operator = new_operator(kube, server=wire.url)
-    rest(operator, kube, "x-0", "x-1")
-    wire.fault = refusing("DELETE", "/pods/x-1", 403)
-    kube.change(replicas=1)
-    make_pass(operator)
-    kube.delete_pod("x-1")
-    kube.gone("x-1")
-    kube.change(replicas=2)
-    make_pass(operator)
-    assert kube.names() == ["x-0", "x-1"]
+def test_a_pod_that_is_gone_when_it_is_looked_at_is_no_failure() -> None:
+    """The name was taken when it was created, and is free when its owner is looked up."""
+    world = World(milvus("x"))
+    world.add(pod("x-0"))
+    world.server.when("get", "pods", lambda one: world.remove("pods", one.name), times=1)
+    world.settle()
+    assert world.troubles == []
+    assert world.condition("x", "Ready")["status"] == "True"
 
 
-def test_a_write_that_fails_after_the_end_of_its_pass_is_reported(
-    kube: Kube, command: Start, wire: Wire, tmp_path: Path
-) -> None:
-    answer = b'{"kind": "Status", "reason": "InternalError", "message": "webhook timed out"}'
-    wire.spoil("POST", "/pods", 500, answer, after=1)
-    kube.create()
-    command(
-        "--kubeconfig",
-        kubeconfig(tmp_path / "config", kube.plane, server=wire.url),
-        "--interval",
-        "0.3",
-    )
-    eventually(lambda: kube.condition("Reconciled").get("reason") == "APIError")
-    assert kube.condition("Reconciled")["message"] == "webhook timed out"
-    wire.fault = None
-    kube.ready("x-0")
-    eventually(lambda: kube.condition("Reconciled")["status"] == "True")
+@pytest.mark.parametrize(("code", "why"), [(409, "Conflict"), (404, "NotFound")])
+def test_a_create_that_is_always_answered_with_a_conflict_is_reported(code: int, why: str) -> None:
+    """A webhook can answer with any code and reason."""
+    world = World(milvus("x"), interval=1)
+    rule = world.server.refuse("create", "pods", code, "never", why)
+    world.passes(60)
+    assert world.message() == "never"
+    assert rule.hits <= 10, "it backs off"
 
 
-def test_a_status_that_is_refused_delays_no_other(
-    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = b'{"kind": "Status", "reason": "Forbidden", "message": "denied by a webhook"}'
-    wire.spoil("PATCH", "/a/status", 403, answer)
-    operator = new_operator(kube, server=wire.url)
-    kube.create("a")
-    make_pass(operator)
-    kube.create("b")
-    for _ in range(3):
-        make_pass(operator)
-    assert kube.status("b")["replicas"] == 1
-    assert (
-        caplog.text.count(f"cannot write the status of milvus {kube.ns}/a: denied by a webhook")
-        == 1
-    )
-    wire.fault = None
-    make_pass(operator)
-    assert kube.status("a") == {"observedGeneration": -1}, "it waits for its back-off"
-    kube.change("a", replicas=2)
-    make_pass(operator)
-    assert kube.status("a")["replicas"] == 2, "a changed spec is tried at once"
+def test_a_namespace_that_is_being_deleted_is_no_failure() -> None:
+    world = World(milvus("x"))
+    text = 'pods "x-0" is forbidden: unable to create new content in namespace test'
+    details = {"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}
+    status = {"kind": "Status", "reason": "Forbidden", "message": text, "details": details}
+    rule = world.server.when("create", "pods", lambda _: answer(403, status))
+    world.passes(5)
+    assert world.troubles == []
+    assert (world.reason(), world.condition("x", "Stalled")) == ("Reconciled", {})
+    assert world.condition("x", "Ready")["reason"] == "NamespaceTerminating"
+    assert metric("milvuses", state="failed") == 0
+    assert rule.hits <= 2
+    assert world.operator.run_once()
+
+
+def test_a_milvus_that_is_ending_is_no_failure_any_more() -> None:
+    world = World(milvus("x"))
+    world.patch("milvuses", "x", finalizers=["test/hold"])
+    world.server.refuse("create", "pods", 403, NO_RIGHT, "Forbidden")
+    world.passes()
+    assert metric("milvuses", state="failed") == 1
+    good = metric("passes_total", result="success")
+    world.remove("milvuses", "x")
+    world.passes()
+    assert metric("milvuses", state="failed") == 0
+    assert metric("passes_total", result="success") == good + 1
+    assert "resolved: not allowed to create pods in namespace test" in world.log

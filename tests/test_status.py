@@ -1,96 +1,120 @@
-"""The status of a Milvus."""
+"""The status of a Milvus: what it says, and when it is written."""
 
 from __future__ import annotations
-
-import json
-import time
-from typing import Any
 
 import pytest
 
 import milvus_operator as mo
-from tests.lib.kit import Kube, eventually, make_pass, new_operator, rest, settle
-from tests.lib.wire import Wire
+from tests.lib.front import Obj
+from tests.lib.world import World, at_rest, milvus
 
 
-def test_status_conditions_and_columns(kube: Kube, operator: mo.Operator) -> None:
-    kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
-    table = [line.split() for line in kube.kubectl("get", "mi").splitlines()]
-    assert table[0] == ["NAME", "DESIRED", "READY", "STATUS", "IMAGE", "AGE"]
-    assert table[1][:5] == ["x", "2", "2", "Ready", "milvus:1"]
-    status = kube.status()
-    assert status["observedGeneration"] == kube.get()["metadata"]["generation"]
-    assert status["pods"] == ["x-0", "x-1"]
-    selected = kube.kubectl("get", "pods", "-l", status["selector"], "-o", "name").split()
-    assert selected == ["pod/x-0", "pod/x-1"]
-    scale = json.loads(kube.kubectl("get", "mi", "x", "--subresource=scale", "-o", "json"))
-    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
-    assert scale["status"]["selector"] == status["selector"]
+def test_the_whole_status_of_a_milvus_that_runs() -> None:
+    world = at_rest(milvus("x", replicas=11))
+    status = world.status("x")
+    conditions = {one["type"]: (one["status"], one["reason"]) for one in status.pop("conditions")}
+    assert conditions == {"Ready": ("True", "Ready"), "Reconciled": ("True", "Reconciled")}
+    labels = sorted(mo.selector_of(milvus("x")).items())
+    assert status == {
+        "observedGeneration": 1,
+        "replicas": 11,
+        "readyReplicas": 11,
+        "updatedReplicas": 11,
+        "pods": [f"x-{number}" for number in range(11)],
+        "selector": ",".join(f"{key}={value}" for key, value in labels),
+    }
 
 
-def test_a_pass_writes_one_status(kube: Kube, wire: Wire) -> None:
-    kube.create(replicas=5)
-    operator = new_operator(kube, server=wire.url)
-    make_pass(operator, once=True)
-    assert wire.verbs().count(f"PATCH {kube.milvuses_path}/x/status") == 1
+def test_one_status_is_written_for_what_is_done_at_once() -> None:
+    world = World(milvus("x", replicas=5))
+    world.passes(3)
+    assert len(world.requests("patch", "milvuses/status")) == 1
 
 
-def test_last_transition_time_changes_only_with_the_status(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create()
-    rest(operator, kube, "x-0")
-    before = kube.condition("Ready")["lastTransitionTime"]
-    time.sleep(1.1)
-    kube.change(replicas=0)
-    settle(operator)
-    assert kube.condition("Ready")["lastTransitionTime"] == before
-    kube.change(replicas=1, image="milvus:broken")
-    eventually(
-        lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "ImagePullBackOff"
+def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
+    world = at_rest(milvus("x"))
+    world.server.ask(
+        "patch",
+        "milvuses/status",
+        "x",
+        {"status": {"conditions": [since(one) for one in world.status("x")["conditions"]]}},
     )
-    assert kube.condition("Ready")["lastTransitionTime"] > before
+    world.change("x", replicas=0)
+    world.settle()
+    assert world.condition("x", "Ready")["message"].startswith("0 of 0 pods")
+    assert world.condition("x", "Ready")["lastTransitionTime"] == "2020-01-01T00:00:00Z"
+    world.change("x", replicas=1)
+    world.passes(2)
+    assert world.condition("x", "Ready")["lastTransitionTime"] > "2020-01-01T00:00:00Z"
+    assert world.condition("x", "Reconciled")["lastTransitionTime"] == "2020-01-01T00:00:00Z"
 
 
-def test_the_missing_status_of_a_deleted_milvus_is_not_a_failure(
-    kube: Kube, wire: Wire, caplog: Any
-) -> None:
-    kube.create(replicas=0)
-
-    def fault(handler: Any, verb: str, path: str) -> bool:
-        if verb == "PATCH" and "/status" in path:
-            kube.delete()
-            eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
-        return False
-
-    wire.fault = fault
-    assert make_pass(new_operator(kube, server=wire.url), once=True)
-    assert [request.code for request in wire.requests if request.verb == "PATCH"] == [404]
-    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+def since(condition: Obj) -> Obj:
+    return condition | {"lastTransitionTime": "2020-01-01T00:00:00Z"}
 
 
-def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    gone = kube.create()
-    kube.delete()
-    eventually(lambda: kube.kubectl("get", "mi", "-o", "name") == "")
-    kube.create()
-    with pytest.raises(mo.ApiError, match="has been modified"):
-        operator.cluster.patch_status(gone, {"replicas": 1})
-    assert kube.status() == {"observedGeneration": -1}
+def test_conditions_of_other_writers_are_kept() -> None:
+    world = at_rest(milvus("x"))
+    theirs = {"type": "BackedUp", "status": "True", "reason": "Done", "message": "at noon"}
+    both = {"status": {"conditions": [*world.status("x")["conditions"], theirs]}}
+    world.server.ask("patch", "milvuses/status", "x", both)
+    world.change("x", replicas=2)
+    world.settle()
+    assert world.condition("x", "BackedUp") == theirs
+    assert world.status("x")["replicas"] == 2
 
 
-def test_an_unschedulable_pod_is_reported(kube: Kube, operator: mo.Operator) -> None:
-    kube.kubectl("cordon", "-l", "type=kwok")
-    try:
-        kube.create()
-        eventually(
-            lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "Unschedulable"
-        )
-        assert "3 node(s) were unschedulable" in kube.condition("Ready")["message"]
-        assert kube.condition("Reconciled")["status"] == "True"
-    finally:
-        kube.kubectl("uncordon", "-l", "type=kwok")
+WORDS = {"reason": "ItsReason", "message": "its own words"}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"containerStatuses": [{"state": {"waiting": WORDS}}]},
+        {"conditions": [{"type": "PodScheduled", "status": "False"} | WORDS]},
+        {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"} | WORDS]},
+    ],
+    ids=["its container waits", "not scheduled", "not ready"],
+)
+def test_a_pod_that_is_not_ready_is_told_in_its_own_words(status: Obj) -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.remove("pods", "x-0")
+    world.server.set_pod("x-1", **status)
+    world.passes(2)
+    ready = world.condition("x", "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ItsReason")
+    text = "1 of 3 pods are ready and up to date; x-1: its own words"
+    assert ready["message"] == text, "not x-0, which is only being created"
+    assert world.condition("x", "Reconciled")["status"] == "True"
+
+
+def test_an_invalid_spec_changes_no_pod_and_says_what_is_wrong() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    before = world.uids()
+    world.change("x", image="milvus:2", milvusSpec="secret:hunter2")
+    world.forget()
+    world.settle()
+    assert world.uids() == before
+    for kind in ("Ready", "Reconciled", "Stalled"):
+        assert world.condition("x", kind)["reason"] == "Invalid"
+    assert world.status("x")["readyReplicas"] == 2
+    assert "hunter2" not in f"{world.status('x')} {world.events()} {world.log}"
+    world.change("x", milvusSpec=None)
+    world.settle()
+    assert world.images() == ["milvus:2"] * 2
+    assert world.condition("x", "Stalled") == {}
+
+
+def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one() -> None:
+    world = World(milvus("x", replicas=0))
+
+    def replace(_: object) -> None:
+        world.remove("milvuses", "x")
+        world.add(milvus("x", replicas=0, image="new"))
+
+    world.server.when("patch", "milvuses/status", replace, times=1)
+    world.passes()
+    assert world.status("x") == {"observedGeneration": -1}
+    assert world.troubles == []
+    world.passes()
+    assert world.condition("x", "Ready")["status"] == "True"

@@ -7,13 +7,25 @@ assert world.pods() == ["x-0", "x-1", "x-2"]
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import gc
+import itertools
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
+
+from prometheus_client import REGISTRY
 
 import milvus_operator as mo
 from tests.lib.front import Clock, Obj, Request
 from tests.lib.server import NAMESPACE, MemoryServer
+
+gc.freeze()  # as the command does: passes collect garbage
 
 
 def milvus(name: str, namespace: str = NAMESPACE, **spec: Any) -> Obj:
@@ -21,15 +33,73 @@ def milvus(name: str, namespace: str = NAMESPACE, **spec: Any) -> Obj:
     return {"kind": "Milvus", "metadata": metadata, "spec": {"image": "milvus:1"} | spec}
 
 
+def pod(name: str, owner: Obj | None = None, **metadata: Any) -> Obj:
+    """A pod that is not made by the operator; its owner is a reference, if it has one."""
+    if owner:
+        metadata["ownerReferences"] = [owner | {"controller": True}]
+    containers = [{"name": "c", "image": "other"}]
+    return {
+        "kind": "Pod",
+        "metadata": metadata | {"name": name},
+        "spec": {"containers": containers},
+    }
+
+
 class Lines(logging.Handler):
-    """Keeps what is logged as a list of texts."""
+    """Keeps what is logged as a list of texts, and what is wrong once more."""
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
+        self.troubles: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            self.troubles.append(record.getMessage())
+
+
+class Hung:
+    """Tasks that hang until they are released. Who waits for them waits by the clock."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self.clock, self.journal = server.clock, server.journal
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+        self.count = 0  # how many hang
+        self.waited_for: set[Future[Any]] = set()
+        self.really_wait = concurrent.futures.wait
+
+    def hang(self, _: object = None) -> None:
+        with self.lock:
+            self.count += 1
+        self.released.wait(60)
+        with self.lock:
+            self.count -= 1
+
+    def wait(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> Any:
+        """Wait until all are done, or all that are left hang or wait: then the time is over."""
+        self.waited_for, quiet, before = {*futures}, 0, (-1, 0)
+        while True:
+            answer = self.really_wait(self.waited_for, timeout=0.002)
+            running = sum(future.running() for future in answer.not_done)
+            state = len(self.journal), len(answer.not_done)
+            quiet = quiet + 1 if state == before else 0
+            before = state
+            surely = running == len(answer.not_done) <= self.count
+            if not answer.not_done or (surely and quiet) or quiet > 50:
+                break
+        if answer.not_done:
+            self.clock.advance(timeout or 0)
+        return answer
+
+    def release(self) -> None:
+        self.released.set()
+        self.really_wait(self.waited_for)
+
+
+class Enough(Exception):
+    """The loop has run for long enough."""
 
 
 class World:
@@ -47,7 +117,8 @@ class World:
         self.clock = Clock()
         self.server = MemoryServer(self.clock, pods_apart)
         self.namespaces, self.interval, self.workers = namespaces, interval, workers
-        self.log = capture_log()
+        lines = capture_log()
+        self.log, self.troubles = lines.texts, lines.troubles
         for obj in objects:
             self.add(obj)
         self.operator = self.new_operator(dry_run)
@@ -79,6 +150,39 @@ class World:
             self.server.run_pods()
         raise AssertionError("there is always more to write")
 
+    def run(self, seconds: float) -> list[float]:
+        """Let the loop run for so long; returns when its passes began, from now."""
+        start = self.clock.now()
+        before = len(self.requests("list", "pods"))
+
+        def sleep(wait: float) -> None:
+            self.clock.advance(wait)
+            if self.clock.now() >= start + seconds:
+                raise Enough
+
+        with patch.object(time, "sleep", sleep), contextlib.suppress(Enough):
+            self.operator.run()
+        times = {one.time - start for one in self.requests("list", "pods")[before:]}
+        return [round(time, 3) for time in sorted(times)]
+
+    @contextlib.contextmanager
+    def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[Hung]:
+        """Requests that hang, before the server sees them, until the end of the block."""
+        with self.slow_tasks() as hung:
+            rule = self.server.when(verb, resource, hung.hang, **fits)
+            yield hung
+            self.server.rules.remove(rule)
+
+    @contextlib.contextmanager
+    def slow_tasks(self) -> Iterator[Hung]:
+        """Whatever calls `hang` hangs until the end of the block."""
+        hung = Hung(self.server)
+        with patch.object(concurrent.futures, "wait", hung.wait):
+            try:
+                yield hung
+            finally:
+                hung.release()
+
     def add(self, obj: Obj) -> Obj:
         """Create a Milvus, or a pod of somebody else."""
         plural = "milvuses" if obj["kind"] == "Milvus" else "pods"
@@ -88,6 +192,14 @@ class World:
 
     def change(self, name: str, **spec: Any) -> None:
         self.server.ask("patch", "milvuses", name, {"spec": spec})
+
+    def patch(self, plural: str, name: str, **metadata: Any) -> None:
+        self.server.ask("patch", plural, name, {"metadata": metadata})
+
+    def remove(self, plural: str, name: str, grace: int | None = 0) -> None:
+        """Delete something; a pod without its grace period, unless a test wants to see it end."""
+        body = {} if grace is None else {"gracePeriodSeconds": grace}
+        self.server.ask("delete", plural, name, body)
 
     # --- What there is ---
     def pods(self) -> list[str]:
@@ -99,12 +211,22 @@ class World:
     def uid(self, pod: str) -> str:
         return str(self.server.ask("get", "pods", pod)["metadata"]["uid"])
 
+    def uids(self) -> dict[str, str]:
+        return {name: self.uid(name) for name in self.pods()}
+
     def status(self, name: str) -> Obj:
         return dict(self.server.ask("get", "milvuses", name).get("status") or {})
 
     def condition(self, name: str, kind: str) -> Obj:
         conditions = self.status(name).get("conditions") or []
         return next((one for one in conditions if one["type"] == kind), {})
+
+    def reason(self, name: str = "x", kind: str = "Reconciled") -> str:
+        """The reason of a condition; empty if there is none."""
+        return str(self.condition(name, kind).get("reason", ""))
+
+    def message(self, name: str = "x", kind: str = "Reconciled") -> str:
+        return str(self.condition(name, kind).get("message", ""))
 
     def events(self) -> list[str]:
         """The events, oldest first, as `reason: note`."""
@@ -116,11 +238,34 @@ class World:
         """The requests so far: the status of a Milvus is `milvuses/status`."""
         return [one for one in self.server.journal if (one.verb, one.resource) == (verb, resource)]
 
+    def names(self, verb: str, resource: str) -> list[str]:
+        """What was asked for in these requests, in their order."""
+        return [request.name for request in self.requests(verb, resource)]
+
+    def times(self, verb: str, resource: str) -> list[float]:
+        """The seconds between these requests."""
+        times = [request.time for request in self.requests(verb, resource)]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    def forget(self) -> None:
+        """From now on, look only at what is new in the journal and the log."""
+        del self.server.journal[:]
+        self.log.clear()
+        self.troubles.clear()
+
     def writes(self) -> list[Request]:
         return [one for one in self.server.journal if one.verb not in ("get", "list")]
 
 
-def capture_log() -> list[str]:
+def at_rest(*objects: Obj, **options: Any) -> World:
+    """A world in which the pods of all Milvus run, with nothing in the journal and the log yet."""
+    world = World(*objects, **options)
+    world.settle()
+    world.forget()
+    return world
+
+
+def capture_log() -> Lines:
     """What the operator logs from now on; the worlds of earlier tests no longer listen."""
     for handler in list(mo.log.handlers):
         if isinstance(handler, Lines):
@@ -128,4 +273,9 @@ def capture_log() -> list[str]:
     lines = Lines()
     mo.log.addHandler(lines)
     mo.log.setLevel(logging.DEBUG)
-    return lines.texts
+    return lines
+
+
+def metric(name: str, **by: str) -> float:
+    """The value of a metric of the operator, or 0."""
+    return REGISTRY.get_sample_value(f"milvus_operator_{name}", by) or 0

@@ -1,0 +1,145 @@
+"""Several copies of the operator by mistake, and faults, in an order that a seed chooses.
+
+The seeds are new in each test run, and part of the tests' names. `SEED=… RUNS=1` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import milvus_operator as mo
+from tests.lib.front import ERRORS, Request, answer
+from tests.lib.turns import Turns
+from tests.lib.world import World, milvus, pod
+
+TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
+BASE = int(os.environ.get("SEED") or random.Random(TOGETHER).randrange(1_000_000))
+RUNS = int(os.environ.get("RUNS") or 8)
+STORED: dict[str, Any] = {"storage": {"size": "1Gi"}}
+
+
+class Run:
+    """Some passes of the copies, while specs, pods and nodes change and requests fail."""
+
+    def __init__(self, seed: int, copies: int) -> None:
+        self.world = World(milvus("x", replicas=3), milvus("y", **STORED), workers=1)
+        self.stranger = self.world.add(pod("x-3"))
+        self.operators = {"operator": self.world.operator}
+        for number in range(1, copies):
+            self.operators[f"copy{number}"] = self.world.new_operator(user=f"copy{number}")
+        self.turns = Turns(self.world.server, seed)
+        self.dice = self.turns.random
+        self.down: set[str] = set()  # the pods that were Ready when they were deleted
+        self.harm: list[str] = []
+        server = self.world.server
+        self.faults = [server.when("*", "*", self.fault), server.when("*", "*", self.fault)]
+        self.faults[1].after = True
+        server.when("delete", "pods", self.judge)
+
+    def fault(self, request: Request) -> Any:
+        """One request in forty gets no answer or an error, before or after it is carried out."""
+        happened = self.dice.randrange(80)
+        if happened == 0:
+            raise self.dice.choice([*ERRORS.values()])()
+        return answer(500, {"kind": "Status", "message": "not now"}) if happened == 1 else None
+
+    def judge(self, request: Request) -> None:
+        """What must never be, judged when a delete arrives."""
+        if "uid" not in (request.body.get("preconditions") or {}):
+            self.harm.append(f"delete of {request.name} without a UID")
+        ready = {pod["metadata"]["name"]: pod for pod in self.world.server.all_of("pods")}
+        ready = {name: pod for name, pod in ready.items() if mo.is_ready(pod)}
+        (x,) = [one for one in self.world.server.all_of("milvuses") if mo.name_of(one) == "x"]
+        wanted = {f"x-{number}" for number in range(x["spec"]["replicas"])} - {"x-3"}
+        self.down -= ready.keys()
+        if request.name in wanted & ready.keys():
+            if missing := self.down & wanted - {request.name}:
+                self.harm.append(f"{request.name} was taken while {missing} are down")
+            self.down.add(request.name)
+
+    def change(self) -> None:
+        world, happened = self.world, self.dice.randrange(60)
+        if happened == 0:
+            world.change("x", replicas=self.dice.randrange(6))
+        elif happened == 1:
+            world.change("x", image=f"milvus:{self.dice.randrange(3)}")
+        elif happened == 2 and (names := [name for name in world.pods() if name != "x-3"]):
+            world.server.fail(self.dice.choice(names))
+        elif happened == 3:
+            world.change("y", replicas=self.dice.randrange(3))
+        elif happened < 12:
+            world.server.finish_deletions()
+            world.server.run_pods()
+
+    def make(self, passes: int = 10) -> None:
+        for _ in range(passes):
+            jobs: dict[str, Callable[[], object]] = {
+                user: operator.run_pass for user, operator in self.operators.items()
+            }
+            self.turns.run(jobs, self.change)
+            self.world.clock.advance(self.dice.choice([0.5, 5, 40]))
+        for rule in self.faults:
+            rule.times = 0
+        self.world.change("x", replicas=3, image="milvus:1")
+        self.world.change("y", replicas=2)
+        for _ in range(4):
+            for operator in self.operators.values():
+                self.world.clock.advance(600)
+                self.world.operator = operator
+                self.world.settle()
+
+    def check(self) -> None:
+        """It has converged, and no journal of any run may show this."""
+        world = self.world
+        assert world.pods() == ["x-0", "x-1", "x-2", "x-3", "y-0", "y-1"]
+        assert set(world.images()) == {"milvus:1", "other"}
+        for name in "xy":
+            assert world.condition(name, "Ready")["status"] == "True"
+        assert world.uid("x-3") == self.stranger["metadata"]["uid"]
+        touched = [one for one in world.writes() if one.name == "x-3" and one.verb != "create"]
+        assert [one for one in touched if one.code < 300] == []
+        assert [
+            one for one in world.writes() if one.verb == "delete" and one.plural != "pods"
+        ] == []
+        world.forget()
+        for operator in self.operators.values():
+            operator.run_pass()
+        assert world.writes() == [], "the copies agree"
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(BASE, BASE + RUNS))
+def test_copies_come_to_the_same_end_and_touch_nothing_of_others(seed: int, copies: int) -> None:
+    run = Run(seed, copies)
+    run.make()
+    run.check()
+    unsafe = [text for text in run.harm if "UID" in text or copies == 1]
+    assert unsafe == []
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    def journal() -> list[tuple[Any, ...]]:
+        run = Run(BASE, 2)
+        run.make(4)
+        asked = run.world.server.journal
+        return [(one.user, one.verb, one.resource, one.name, one.code) for one in asked]
+
+    assert journal() == journal()
+
+
+def test_in_a_roll_all_copies_choose_the_same_pod() -> None:
+    world = World(milvus("x", replicas=4), workers=1)
+    copies = {f"copy{number}": world.new_operator(user=f"copy{number}") for number in range(3)}
+    world.settle()
+    for seed in range(5):
+        world.change("x", image=f"milvus:{seed + 2}")
+        world.forget()
+        turns = Turns(world.server, seed)
+        turns.run({user: copy.run_pass for user, copy in copies.items()}, lambda: None)
+        assert {*world.names("delete", "pods")} == {"x-3"}
+        world.settle()

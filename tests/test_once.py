@@ -1,0 +1,153 @@
+"""`--once` and `--dry-run`: everything that can be done now, or only what would be done."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.lib.world import World, at_rest, metric, milvus
+
+
+def test_once_creates_every_missing_pod_in_one_run() -> None:
+    world = World(*[milvus(f"m{number}", replicas=25) for number in range(4)])
+    assert world.operator.run_once()
+    assert len(world.pods()) == 100
+    assert all(world.status(f"m{number}")["replicas"] == 25 for number in range(4))
+
+
+def test_once_does_not_wait_for_pods_nor_finish_a_roll() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", image="milvus:2")
+    before = world.clock.now()
+    assert world.operator.run_once()
+    assert world.names("delete", "pods") == ["x-1"]
+    assert world.clock.now() == before
+    assert world.condition("x", "Ready")["status"] == "False"
+
+
+def test_once_deletes_what_is_surplus_though_the_milvus_changes_meanwhile() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.change("x", replicas=1)
+    world.server.when(
+        "list", "milvuses", lambda _: world.patch("milvuses", "x", annotations={"a": "1"}), times=1
+    )
+    assert world.operator.run_once()
+    world.server.finish_deletions()
+    assert world.pods() == ["x-0"]
+
+
+def test_once_replaces_what_has_failed_and_adopts_orphans() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.server.fail("x-0")
+    world.patch("pods", "x-1", ownerReferences=None)
+    before = world.uids()
+    assert world.operator.run_once()
+    assert world.uid("x-1") == before["x-1"]
+    assert world.uid("x-0") != before["x-0"]
+    assert world.status("x")["pods"] == ["x-0", "x-1"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "code"),
+    [
+        ("create", "pods", 500),
+        ("create", "pods", 403),
+        ("delete", "pods", 422),
+        ("patch", "milvuses/status", 500),
+        ("get", "persistentvolumeclaims", 500),
+        ("list", "pods", 500),
+        ("list", "milvuses", 403),
+    ],
+)
+def test_once_fails_when_a_milvus_cannot_be_served_or_a_list_fails(
+    verb: str, resource: str, code: int
+) -> None:
+    stored: dict[str, Any] = {"storage": {"size": "1Gi"}}
+    world = at_rest(milvus("x", replicas=2, **stored), milvus("y", replicas=1))
+    for name, replicas in (("x", 3), ("y", 0)):
+        world.change(name, replicas=replicas)
+    world.server.refuse(verb, resource, code, "not now")
+    for _ in range(2):
+        assert not world.operator.run_once()
+        assert not world.new_operator().run_once()
+    world.server.rules.clear()
+    assert world.new_operator().run_once()
+    assert [name for name in world.pods() if "x" in name] == ["x-0", "x-1", "x-2"]
+
+
+@pytest.mark.parametrize("spec", [{"milvusSpec": "proxy.port: 1"}, {"image": 7}])
+def test_once_fails_while_a_spec_is_invalid(spec: dict[str, Any]) -> None:
+    world = World(milvus("x", **spec), milvus("y"))
+    for _ in range(3):
+        assert not world.operator.run_once()
+    assert world.pods() == ["y-0"]
+    assert metric("milvuses", state="failed") == 1
+
+
+def test_once_tries_a_conflict_about_a_quota_again_at_once() -> None:
+    world = World(milvus("x", replicas=3))
+    text = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    world.server.refuse("create", "pods", 409, text, "Conflict", times=3)
+    assert world.operator.run_once()
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+
+
+def test_once_goes_on_after_eight_failures_and_then_fails() -> None:
+    world = World(milvus("x", replicas=12))
+    for number in range(10):
+        world.server.refuse("create", "pods", 422, "no", name=f"x-{number}")
+    assert not world.operator.run_once()
+    assert world.pods() == ["x-10", "x-11"]
+
+
+def test_once_without_threads_fails_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*arguments: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    world = World(milvus("x"))
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    assert not world.operator.run_once()
+    assert len(world.troubles) == 1
+
+
+# --- Dry runs ---
+def test_a_dry_run_writes_nothing_and_says_what_would_be_done() -> None:
+    world = at_rest(milvus("x", replicas=3), milvus("z"))
+    stored: dict[str, Any] = {"storage": {"size": "1Gi"}}
+    world.add(milvus("y", **stored))
+    world.change("x", replicas=2, image="milvus:2")
+    world.server.fail("z-0")
+    before = dict(world.server.objects)
+    world.operator = world.new_operator(dry_run=True)
+    world.forget()
+    assert world.operator.run_once()
+    assert world.server.objects == before
+    assert world.writes()
+    assert all(request.dry_run for request in world.writes())
+    for line in (
+        "created claim test/data-y-0 (dry run)",
+        "created pod test/y-0 (dry run)",
+        "deleted pod test/x-2: spec.replicas is 2 (dry run)",
+        "deleted pod test/z-0 in order to replace it: Failed (Evicted) (dry run)",
+    ):
+        assert line in world.log
+
+
+@pytest.mark.parametrize("replicas", [2, 50])
+def test_a_dry_run_logs_each_thing_once_while_nothing_changes(replicas: int) -> None:
+    world = World(milvus("x", replicas=replicas), dry_run=True)
+    world.passes(10)
+    created = [line for line in world.log if line.startswith("created pod")]
+    assert len(created) == len({*created}) == replicas
+    world.change("x", replicas=replicas + 1)
+    world.passes(5)
+    assert f"created pod test/x-{replicas} (dry run)" in world.log
+
+
+def test_a_dry_run_fails_as_the_writes_would() -> None:
+    world = World(milvus("x"), dry_run=True)
+    world.server.refuse("create", "pods", 422, "bad")
+    assert not world.operator.run_once()
+    assert world.status("x") == {"observedGeneration": -1}
