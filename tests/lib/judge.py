@@ -22,6 +22,7 @@ import json
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -108,12 +109,15 @@ class Look(NamedTuple):
     milvuses: int
 
 
-class Asked(NamedTuple):
-    """A pod that a copy creates or deletes."""
+@dataclass
+class Asked:
+    """A request that writes."""
 
+    kind: str
     name: str
     body: Obj
     looks: list[Look]
+    is_done: bool = False  # whether the API server has said so
 
     @property
     def conditions(self) -> Obj:
@@ -156,26 +160,27 @@ class Copy:
         self.creates, self.deletes = list[Asked](), list[Asked]()
         judge.copies.append(self)
 
-    def asks(self, verb: str, target: str, content: bytes) -> None:
+    def asks(self, verb: str, target: str, content: bytes) -> Asked:
         """A request has arrived."""
         url = urlsplit(target)
-        if verb == "GET" or "dryRun" in parse_qs(url.query):
-            return
         body = json.loads(content or b"{}")
         _, _, path = url.path.partition("/namespaces/")
         _, resource, given, part = [*path.split("/"), "", "", ""][:4]
         kind = f"{verb} {resource}" + (f"/{part}" if part else "")
         name = given or str(body.get("metadata", {}).get("name") or "")
-        asked = Asked(name, body, list(self.looks))
-        if fault := self.fault_of(kind, asked):
+        asked = Asked(kind, name, body, list(self.looks))
+        if verb == "GET" or "dryRun" in parse_qs(url.query):
+            return asked
+        if fault := self.fault_of(asked):
             self.judge.harm.append(f"{kind} {name}: {fault}")
         self.judge.seen[kind] += 1
         if kind == "POST pods":
             self.creates.append(asked)
         elif kind == "DELETE pods":
             self.deletes.append(asked)
+        return asked
 
-    def gets(self, verb: str, target: str, content: bytes) -> None:
+    def gets(self, content: bytes) -> None:
         """An answer is delivered in full."""
         try:
             page = json.loads(content)
@@ -190,10 +195,10 @@ class Copy:
         else:
             self.looks.append(Look(self.pods, revision))
 
-    def fault_of(self, kind: str, asked: Asked) -> str:
+    def fault_of(self, asked: Asked) -> str:
         """What is wrong with a request, whatever there is in the cluster."""
         name, metadata = asked.name, asked.body.get("metadata") or {}
-        match kind:
+        match asked.kind:
             case "POST pods":
                 return self.fault_of_pod(asked)
             case "DELETE pods":
@@ -311,11 +316,13 @@ class History:
     def taken_since(self, look: Look, asked: Asked, copy: Copy) -> list[str]:
         """The other Ready pods of its Milvus that the copy had deleted since it had read this."""
         never = (0, asked.body)
+        if not asked.is_done:
+            return []
         until, _ = self.ended.get(asked.conditions["uid"], never)
         taken = list[str]()
         for other in copy.deletes:
             ended, before = self.ended.get(other.conditions.get("uid", ""), never)
-            if look.pods < ended < until and is_ready(before):
+            if other.is_done and look.pods < ended < until and is_ready(before):
                 taken.append(other.name)
         return [name for name in taken if parts_of(name)[0] == parts_of(asked.name)[0]]
 

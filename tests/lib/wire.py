@@ -107,8 +107,8 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        if self.wire.copy:
-            self.wire.copy.asks(self.command, self.path, self.seen)
+        copy = self.wire.copy
+        self.asked = copy.asks(self.command, self.path, self.seen) if copy else None
         try:
             self.deal_with_it()
         except urllib3.exceptions.HTTPError:  # the API server is down
@@ -137,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.wire.upstream.request(
             self.command, self.wire.server + self.path, body=body, headers=headers
         )
+        if self.asked:
+            self.asked.is_done = answer.status == 200
         if self.wire.keep:
             who = self.headers.get("Authorization", "")
             self.wire.requests.append(
@@ -153,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         headers: dict[str, str] | None = None,
     ) -> None:
         if self.wire.copy and code == 200 and not length:
-            self.wire.copy.gets(self.command, self.path, body)
+            self.wire.copy.gets(body)
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length or len(body)))
