@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from benchmarks import fingerprint
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate
 from tests.lib.chaos import Faults, Recorder, Users
@@ -49,7 +50,7 @@ class Sample(NamedTuple):
 
 class Soak(NamedTuple):
     samples: list[Sample]
-    story: str
+    happened: dict[str, int]
 
     def growth(self) -> dict[str, float]:
         """For each figure, the mean of the last third divided by that of the third before; for threads, which come and
@@ -118,15 +119,17 @@ def soak(
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
-    done = ", ".join(f"{number:,} {what}" for what, number in sorted(happened.items()))
-    return Soak(samples, f"{users.changes:,} changes by users, {faults.done.total():,} faults; "
-                         f"recorded and judged: {done}")  # fmt: skip
+    done = {"changes by users": users.changes, "faults injected": faults.done.total()}
+    return Soak(samples, done | {f"judged: {what}": happened[what] for what in sorted(happened)})
 
 
 def report(minutes: float, run: Soak) -> str:
     lines = [
         "# A long run", "",
-        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes: {run.story}.", "",
+        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes.", "",
+        fingerprint.line(), "",
+        "| what happened | how often |", "|---|---|",
+        *(f"| {what} | {number:,} |" for what, number in run.happened.items()), "",
         "| minute | memory, MiB | threads | open files | connections |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for sample in run.samples[:: max(1, len(run.samples) // 12)]:
