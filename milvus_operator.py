@@ -593,10 +593,11 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
     return ours and not controller_of(pod) and not is_ending(pod)
 
 
-def conflict_with(milvus: Obj, pod: Obj) -> Reason | None:
-    """What to tell the user about a pod that has a desired name; None if it is ours or will go."""
-    owner, name = controller_of(pod), name_of(pod)
-    if is_ending(pod) or is_orphan(milvus, pod):
+def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
+    """What to tell the user about a pod that has a desired name, unless it is ours or will go."""
+    owner, name, ordinal = controller_of(pod), name_of(pod), ordinal_of(milvus, pod)
+    is_desired = ordinal is not None and ordinal < spec.replicas
+    if not is_desired or is_ending(pod) or is_orphan(milvus, pod):
         return None
     if owner.get("uid") == uid_of(milvus):
         if labels_of(pod).get(MANAGED_BY_LABEL) == MANAGER:
@@ -613,18 +614,6 @@ def conflict_with(milvus: Obj, pod: Obj) -> Reason | None:
     return Reason(NAME_CONFLICT, text)
 
 
-def conflicts_of(milvus: Obj, spec: Spec, pods: Iterable[Obj]) -> dict[str, Reason]:
-    """The pods that have a desired name and are not ours, each with what to tell the user."""
-    found = dict[str, Reason]()
-    for pod in pods:
-        ordinal = ordinal_of(milvus, pod)
-        if ordinal is None or ordinal >= spec.replicas:
-            continue
-        if conflict := conflict_with(milvus, pod):
-            found[name_of(pod)] = conflict
-    return found
-
-
 def lacks(sent: Obj, pod: Obj) -> str:
     """What the operator relies on and admission has removed; empty if nothing."""
     if owner_uid(pod) != owner_uid(sent):
@@ -638,16 +627,18 @@ def lacks(sent: Obj, pod: Obj) -> str:
 
 # --- What to do ---
 class Action(NamedTuple):
-    """One write. The verb is create, delete (a surplus pod), replace (delete, so that it is created
-    anew), or adopt; the pod is an empty mapping if it does not exist."""
+    """One write. The verbs: create; adopt; delete, because the pod is surplus; restart and replace,
+    which delete a pod so that it is created anew: it has ended, or its template is outdated."""
 
     verb: str
     ordinal: int
-    pod: Obj
+    pod: Obj  # empty if there is none
     reason: str = ""
 
 
-DONE = {"create": "created", "delete": "deleted", "replace": "deleted", "adopt": "adopted"}
+DONE = {"create": "created", "adopt": "adopted"} | dict.fromkeys(
+    ("delete", "restart", "replace"), "deleted"
+)
 OUTDATED = "outdated template"
 
 
@@ -672,8 +663,10 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
             if pod_name(milvus, ordinal) not in present:
                 actions.append(Action("create", ordinal, {}))
         elif not is_ending(current):
-            if reason := why_replace(milvus, ordinal, current):
-                actions.append(Action("replace", ordinal, current, reason))
+            if reason := why_restart(milvus, ordinal, current):
+                is_outdated = template_hash_of(current) != spec.template_hash
+                verb = "replace" if is_outdated else "restart"
+                actions.append(Action(verb, ordinal, current, reason))
             else:
                 running[ordinal] = current
     others = sum(pod_name(milvus, ordinal) in taken for ordinal in range(spec.replicas))
@@ -681,7 +674,7 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
     return actions + roll(running, spec.template_hash, all_run)
 
 
-def why_replace(milvus: Obj, ordinal: int, pod: Obj) -> str:
+def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
     """Why a pod must be deleted and created anew, whatever its template; empty if it need not."""
     if is_finished(pod):
         reason = why_not_ready(pod).reason
@@ -707,30 +700,16 @@ def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Act
     return [Action("replace", i, running[i], OUTDATED) for i in broken]
 
 
-def disrupts(action: Action) -> bool:
-    """Whether it deletes a Ready pod."""
-    return action.verb in ("delete", "replace") and is_ready(action.pod)
-
-
-def is_outdated(action: Action, spec: Spec) -> bool:
-    """Whether it replaces a pod by one of another template."""
-    return action.verb == "replace" and template_hash_of(action.pod) != spec.template_hash
-
-
 def choose(
-    actions: list[Action], spec: Spec, backing_off: Collection[Any], replace_finished: bool
+    actions: list[Action], backing_off: Collection[int | str], may_restart: bool
 ) -> list[Action]:
     """Which of these actions may be carried out now."""
-
-    def waits(action: Action) -> bool:
-        if action.verb != "replace" or is_outdated(action, spec):
-            return False
-        return is_finished(action.pod) and not replace_finished
-
-    chosen = [a for a in actions if a.ordinal not in backing_off and not waits(a)]
-    if any(action.verb == "delete" and disrupts(action) for action in chosen):
+    chosen = [action for action in actions if action.ordinal not in backing_off]
+    if not may_restart:
+        chosen = [action for action in chosen if action.verb != "restart"]
+    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
         # One thing at a time: no Ready pod is replaced while others are deleted.
-        chosen = [a for a in chosen if a.verb == "delete" or not disrupts(a)]
+        chosen = [a for a in chosen if a.verb != "replace" or not is_ready(a.pod)]
     return chosen
 
 
@@ -758,14 +737,6 @@ def why_not_ready(pod: Obj) -> Reason:
             unknown = "NotReady" if phase_of(pod) == "Running" else phase_of(pod)
             return Reason(condition.get("reason") or unknown, condition.get("message") or "")
     return Reason(phase_of(pod))
-
-
-def outdated(milvus: Obj, spec: Spec, pods: Iterable[Obj]) -> set[int]:
-    """The desired pods that are made from another template."""
-    mine = members(milvus, pods).items()
-    return {
-        i for i, pod in mine if i < spec.replicas and template_hash_of(pod) != spec.template_hash
-    }
 
 
 def readiness(milvus: Obj, spec: Spec, mine: dict[int, Obj], problems: dict[str, Reason]) -> Reason:
@@ -892,13 +863,6 @@ def pods(api: ApiClient) -> Resource:
 
 
 # --- What a failed request means ---
-class Outage(NamedTuple):
-    """A cause that affects more than one Milvus. It is logged when it begins and when it ends."""
-
-    key: str
-    line: str  # what happened and what to do
-
-
 class ApiError(Exception):
     """A request that failed, with the server's words."""
 
@@ -907,7 +871,7 @@ class ApiError(Exception):
         self.code = code  # of HTTP; 0: there was no valid response
         self.reason = reason  # of the server's Status object
         self.resource = ""  # the plural name of what was requested
-        self.outage: Outage | None = None
+        self.outage = ""  # a line about a cause that affects more than one Milvus
 
     @property
     def is_transient(self) -> bool:
@@ -952,9 +916,8 @@ def unexpected(error: Exception) -> ApiError:
     """From an exception that nobody foresaw. Only its place is shown: its text may hold secrets."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{frame.name}, line {frame.lineno}"
-    text = f"unexpected {type(error).__name__} in {place}: please report this bug"
-    failed = ApiError(0, text, "Unexpected")
-    failed.outage = Outage(text, text)
+    failed = ApiError(0, f"unexpected {type(error).__name__} in {place}: please report this bug")
+    failed.outage = str(failed)
     return failed
 
 
@@ -1260,29 +1223,28 @@ class Cluster:
         finally:
             self.answered = self.clock()
 
-    def outage(self, error: ApiError, verb: str, namespace: str | None) -> Outage | None:
-        """What to log if the cause affects more than one Milvus."""
+    def outage(self, error: ApiError, verb: str, namespace: str | None) -> str:
+        """The line to log if the cause affects more than one Milvus: what is, and what to do."""
         where, resource = place(namespace), error.resource
         denied = DENIED.match(str(error)) if error.code == 403 else None
         if error.code == 401 or (denied and denied["user"] == "system:anonymous"):
             self.rejected = True
             advice = self.connection.complaint or "log in again, or renew the token"
-            return Outage("credentials", f"{self.server} rejects the credentials: {advice}")
+            return f"{self.server} rejects the credentials: {advice}"
         if denied and (denied["verb"] or denied["owner"]):
-            right = f"{denied['verb']} {denied['resource']} in {where}"
+            right = f"{denied['verb']} {denied['resource']}"
             if denied["owner"]:
-                right = f"update {PLURAL}/finalizers in {where}"
-            text = f"not allowed to {right}: add this permission to the operator's role"
-            return Outage(right, f"{text} (see deploy.yaml)")
+                right = f"update {PLURAL}/finalizers"
+            advice = "add this permission to the operator's role (see deploy.yaml)"
+            return f"not allowed to {right} in {where}: {advice}"
         if verb != "list":
-            return None
+            return ""
         if error.code == 0:
-            return Outage("server", f"cannot list from {self.server}: {error}")
+            return f"cannot list from {self.server}: {error}"
         if error.code == 404 and resource == PLURAL:
             advice = "install the CRD with `kubectl apply -f crd.yaml`"
-            return Outage("crd", f"{self.server} does not serve {PLURAL}.{GROUP}: {advice}")
-        key = f"list {resource} in {where}"
-        return Outage(key, f"cannot {key}: HTTP {error.code}: {error}")
+            return f"{self.server} does not serve {PLURAL}.{GROUP}: {advice}"
+        return f"cannot list {resource} in {where}: HTTP {error.code}: {error}"
 
     def list_all(
         self, resource: Resource, namespace: str | None, slim: Callable[[Obj], Obj], **selector: Any
@@ -1412,7 +1374,7 @@ class BackOff(NamedTuple):
     until: float = -math.inf
     delay: float = 0
     why: Reason = Reason("")
-    outage: Outage | None = None
+    outage: str = ""
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
@@ -1430,7 +1392,7 @@ class Memory:
 
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
-    finished: BackOff = NEVER_FAILED  # of replacing finished pods (one more is replaced)
+    restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[
         str, ...
@@ -1462,7 +1424,7 @@ class Pass:
     lists: int = 0  # how many did not fail
     milvuses: int = 0
     pods: int = 0
-    outages: dict[str, str] = field(default_factory=dict)  # of the lists, by their keys
+    outages: list[str] = field(default_factory=list)
     written: Counter[str] = field(default_factory=Counter)
     left: int = 0  # Milvus resources that are not finished
 
@@ -1535,7 +1497,7 @@ class Operator:
             started = self.clock()
             this, error = attempt(self.run_pass)
             if error:  # no thread or no memory was left: the next pass may have it
-                self.report_outages({"pass": f"a pass failed: {error}"})
+                self.report_outages([f"a pass failed: {error}"])
             wait = self.next_pass(this) if this else self.interval
             gc.collect()
             time.sleep(max(0, started + wait - self.clock()))
@@ -1601,8 +1563,7 @@ class Operator:
         jobs = list[Job]()
         for namespace, (found, error) in zip(self.namespaces, lists, strict=True):
             if error:
-                outage = error.outage or Outage(str(error), str(error))
-                this.outages[outage.key] = outage.line
+                this.outages.append(error.outage)
                 continue
             pods, milvuses = found
             this.lists += 1
@@ -1628,8 +1589,8 @@ class Operator:
             return False
         if generation_of(milvus) != memory.generation or is_ending(milvus):
             memory.generation, memory.back_offs = generation_of(milvus), {}
-        if now >= memory.finished.until - memory.finished.delay + 600:
-            memory.finished = NEVER_FAILED
+        if now >= memory.restart.until - memory.restart.delay + 600:
+            memory.restart = NEVER_FAILED
         if is_ending(milvus):
             memory.state = "progressing"
             return False
@@ -1646,19 +1607,23 @@ class Operator:
         except Invalid as error:
             job.spec = NO_SPEC._replace(invalid=str(error))
             return
-        job.conflicts = conflicts_of(milvus, job.spec, pods)
+        for pod in pods:
+            if why := conflict_with(milvus, job.spec, pod):
+                job.conflicts[name_of(pod)] = why
         for key, back_off in memory.back_offs.items():
             if isinstance(key, int) and back_off.why.reason == NAME_CONFLICT:  # not in the lists
                 job.conflicts.setdefault(pod_name(milvus, key), back_off.why)
         actions = decide(milvus, job.spec, pods, job.conflicts)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        ordinals = {action.ordinal for action in actions} | outdated(milvus, job.spec, pods)
-        live = {STATUS, EVENTS, *ordinals}
+        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in actions)}
+        for ordinal, pod in members(milvus, pods).items():
+            if template_hash_of(pod) != job.spec.template_hash:
+                live.add(ordinal)
         memory.back_offs = {
             key: back_off for key, back_off in memory.back_offs.items() if key in live
         }
         waiting = {key for key in memory.back_offs if memory.waits(key, now)}
-        job.todo = choose(actions, job.spec, waiting, now >= memory.finished.until)
+        job.todo = choose(actions, waiting, now >= memory.restart.until)
         job.todo.sort(key=lambda action: action.ordinal in memory.back_offs)  # failed ones last
 
     # --- Act ---
@@ -1702,7 +1667,7 @@ class Operator:
     def settle(self, job: Job) -> None:
         """Leave a Milvus alone until something about it changes, or a back-off ends."""
         memory = job.memory
-        back_offs = [*dict(memory.back_offs).values(), memory.finished]
+        back_offs = [*dict(memory.back_offs).values(), memory.restart]
         times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
         memory.wake = min(times, default=math.inf)
         memory.settled = versions_of(job)
@@ -1731,7 +1696,7 @@ class Operator:
         elif action.verb == "adopt":
             cluster.adopt(job.milvus, action.pod)
         else:
-            if is_outdated(action, spec) and memory.accepted != spec.template_hash:
+            if action.verb == "replace" and memory.accepted != spec.template_hash:
                 cluster.check(pod)
                 memory.accepted = spec.template_hash
             cluster.delete(action.pod)
@@ -1746,22 +1711,22 @@ class Operator:
                 tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
         _, error = attempt(cluster.create, pod)
         if error and error.reason == "AlreadyExists":
-            self.name_is_taken(milvus, cluster.look(pod), job.memory.back_offs.get(ordinal))
+            self.name_is_taken(job, cluster.look(pod), job.memory.back_offs.get(ordinal))
         if error:
             raise error
 
-    def name_is_taken(self, milvus: Obj, pod: Obj, before: BackOff | None) -> None:
+    def name_is_taken(self, job: Job, pod: Obj, before: BackOff | None) -> None:
         """Raise what it means that there is a pod of this name, which the lists do not show."""
-        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(milvus):
+        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
             raise ApiError(422, before.why.message)  # it still lacks what admission has removed
-        if conflict := conflict_with(milvus, pod):
+        if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
 
     def record_success(self, job: Job, action: Action) -> None:
         memory, name = job.memory, pod_name(job.milvus, action.ordinal)
-        if action.verb == "replace" and is_finished(action.pod):
-            memory.finished = memory.finished.longer(10, 300, self.clock())
+        if action.verb == "restart":
+            memory.restart = memory.restart.longer(10, 300, self.clock())
         self.outcomes.append(DONE[action.verb])
         memory.news.setdefault((action.verb, action.reason, False), []).append(name)
         text = sentence(action.verb, [f"{namespace_of(job.milvus)}/{name}"], action.reason)
@@ -1814,7 +1779,7 @@ class Operator:
         else:
             if error.code == 404:  # only an older CRD has Milvus without a status
                 advice = "update it with `kubectl apply -f crd.yaml`"
-                error.outage = Outage("status", f"the CRD has no status subresource: {advice}")
+                error.outage = f"the CRD has no status subresource: {advice}"
             elif STATUS not in memory.back_offs:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
@@ -1856,9 +1821,7 @@ class Operator:
         states = Counter[str]()
         for memory in self.all_memories():
             states[memory.state] += 1
-            for back_off in list(memory.back_offs.values()):
-                if back_off.outage:
-                    this.outages[back_off.outage.key] = back_off.outage.line
+            this.outages += (some.outage for some in list(memory.back_offs.values()) if some.outage)
         self.report_outages(this.outages)
         now, would = self.clock(), self.cluster.would
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
@@ -1874,13 +1837,14 @@ class Operator:
         for state in STATES:
             MILVUSES.labels(state).set(states[state])
 
-    def report_outages(self, outages: dict[str, str]) -> None:
-        """Log what has begun and what has ended."""
+    def report_outages(self, lines: list[str]) -> None:
+        """Log what has begun and what has ended. What is before the colon says what is the same."""
+        outages = {line.partition(": ")[0]: line for line in lines}
         for key in outages.keys() - self.outages.keys():
             log.error(outages[key])
         for key in self.outages.keys() - outages.keys():
-            log.info("resolved: %s", self.outages[key])
-        self.outages = outages | {key: self.outages[key] for key in outages if key in self.outages}
+            log.info("resolved: %s", key)
+        self.outages = outages
 
     def all_memories(self) -> list[Memory]:
         return [memory for some in list(self.memories.values()) for memory in list(some.values())]
@@ -1902,7 +1866,7 @@ def sentence(verb: str, names: list[str], reason: str) -> str:
     text = f"{DONE[verb]} {'pod' if is_one else 'pods'} {', '.join(names[:10])}"
     if len(names) > 10:
         text += f" and {len(names) - 10} more"
-    if verb == "replace":
+    if verb in ("restart", "replace"):
         text += f" in order to replace {'it' if is_one else 'them'}"
     return f"{text}: {reason}" if reason else text
 
