@@ -153,5 +153,5 @@ def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(
     kube: Kube, wire: Wire, tmp_path: Path
 ) -> None:
     run = soak(kube, wire, tmp_path, seconds=20, share=0.03)
-    print(run.story)
+    print(run.happened)
     assert not run.growth(), run

@@ -17,6 +17,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import fingerprint
 from local.controlplane import MODULES, Unavailable, build, cache, commands
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -151,6 +152,7 @@ def main() -> int:
         f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,\n"
         "whose result may depend on the Python, the packages or the API server. `make test` runs all tests on one Python.\n"
         "Only kube-apiserver has an older version; the rest of Kubernetes is always the newest.\n\n"
+        f"{fingerprint.line()}\n\n"
         "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n"
         + "\n".join(rows)
         + "\n"

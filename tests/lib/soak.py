@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from benchmarks import fingerprint
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate
 from tests.lib.chaos import Faults, Recorder, Users
@@ -50,7 +51,7 @@ class Sample(NamedTuple):
 
 class Soak(NamedTuple):
     samples: list[Sample]
-    story: str
+    happened: dict[str, int]
 
     def means(self) -> dict[str, tuple[float, float]]:
         """Of each figure, the mean of the second third, and that of the last."""
@@ -101,15 +102,18 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, **t
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
-    done = ", ".join(f"{number:,} {what}" for what, number in sorted(judge.seen.items()))
-    story = f"{users.changes:,} changes by users, {faults.done.total():,} faults; judged: {done}"
-    return Soak(samples, story)
+    done = {"changes by users": users.changes, "faults injected": faults.done.total()}
+    done |= {f"judged: {what}": judge.seen[what] for what in sorted(judge.seen)}
+    return Soak(samples, done)
 
 
 def report(minutes: float, run: Soak) -> str:
     lines = [
         "# A long run", "",
-        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes: {run.story}.", "",
+        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes.", "",
+        fingerprint.line(), "",
+        "| what happened | how often |", "|---|---|",
+        *(f"| {what} | {number:,} |" for what, number in run.happened.items()), "",
         "| minute | memory, MiB | threads | open files | connections |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for sample in run.samples[:: max(1, len(run.samples) // 12)]:
