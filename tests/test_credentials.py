@@ -56,7 +56,7 @@ def sent(wire: Wire, operator: mo.Operator) -> set[str]:
     """The tokens of the requests of one pass."""
     wire.requests.clear()
     make_pass(operator)
-    return {request.credentials.removeprefix("Bearer ") for request in wire.requests}
+    return {request.credentials.split()[-1] for request in wire.requests}
 
 
 # --- Tokens ---
@@ -426,7 +426,7 @@ def test_connections_are_kept_alive(kube: Kube, wire: Wire, tmp_path: Path) -> N
     operator = operator_of(kubeconfig(tmp_path / "config", kube.plane, server=wire.url), kube)
     kube.create(replicas=40)
     settle(operator)
-    assert len(wire.requests) > 60
+    assert len(wire.requests) > 40
     assert len(wire.connections) <= 24, "no more than there are workers and listers"
     before = len(wire.connections)
     for _ in range(10):
