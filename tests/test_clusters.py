@@ -139,16 +139,17 @@ METADATA: list[Any] = [
     {"labels": dict.fromkeys((mo.NAME_LABEL, mo.INSTANCE_LABEL, mo.MANAGED_BY_LABEL), "x")},
     {"annotations": {mo.TEMPLATE_HASH: "0"}}, {"annotations": "text"}, {"labels": []},
 ]  # fmt: skip
+FIELDS: list[Any] = [
+    {"replicas": 2**63 - 1}, {"replicas": 10**30}, {"replicas": 1.5}, {"replicas": True},
+    {"milvusSpec": {"a": 1}}, {"milvusSpec": "proxy.port: 1"}, {"milvusSpec": "a" * 99_999},
+    {"storage": {}}, {"storage": "10Gi"}, {"storage": {"size": "0"}}, {"storage": {"size": []}},
+    {"storage": {"size": "1Gi", "storageClassName": {}}}, {"pod": "text"}, {"pod": [1, 2]},
+    *({"pod": {"spec": spec}} for spec in POD_SPECS),
+    *({"pod": {"metadata": metadata}} for metadata in METADATA),
+]  # fmt: skip
 SPECS: list[Any] = [
     [], None, 7, "text", {"image": "  "}, {"image": "i" * 1_000_000}, {"image": ["milvus"]},
-    *({"image": "a"} | fields for fields in [
-        {"replicas": 2**63 - 1}, {"replicas": 10**30}, {"replicas": 1.5}, {"replicas": True},
-        {"milvusSpec": {"a": 1}}, {"milvusSpec": "proxy.port: 1"}, {"milvusSpec": "a" * 99_999},
-        {"storage": {}}, {"storage": "10Gi"}, {"storage": {"size": "0"}}, {"storage": {"size": []}},
-        {"storage": {"size": "1Gi", "storageClassName": {}}}, {"pod": "text"}, {"pod": [1, 2]},
-        *({"pod": {"spec": spec}} for spec in POD_SPECS),
-        *({"pod": {"metadata": metadata}} for metadata in METADATA),
-    ]),
+    *({"image": "a"} | fields for fields in FIELDS),
 ]  # fmt: skip
 ATOMS: list[Any] = [None, True, 0, -1, 1.5, 2**62, "", "a", "é😀", "a: 1", "\0", "x" * 300, {}, []]
 KEYS = ["name", "metadata", "spec", "labels", "containers", "env", "value", "volumes", "size", ""]

@@ -87,7 +87,7 @@ def test_every_option_reads_its_environment_variable(monkeypatch: pytest.MonkeyP
 @pytest.mark.platform
 def test_version_and_help() -> None:
     def said(option: str) -> str:
-        command = [sys.executable, TOP / "milvus_operator.py", option]
+        command = [sys.executable, str(TOP / "milvus_operator.py"), option]
         return subprocess.run(command, capture_output=True, text=True).stdout
 
     assert said("--version") == f"milvus-polling-operator {mo.__version__}\n"
@@ -312,7 +312,8 @@ def test_a_kubeconfig_that_cannot_be_read_exits_2(tmp_path: Path) -> None:
 def test_an_unreachable_server_is_told_once_and_retried(
     kube: Kube, command: Start, tmp_path: Path, wire: Wire
 ) -> None:
-    file, refused = kubeconfig(tmp_path / "config", kube.plane, server=wire.url), []
+    file = kubeconfig(tmp_path / "config", kube.plane, server=wire.url)
+    refused = list[str]()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
         if len(refused) == 2:

@@ -27,7 +27,7 @@ def pod(number: int, ready: bool = True, phase: str = "Running", **metadata: Any
     return made | {"status": {"phase": phase, "conditions": conditions}}
 
 
-STRANGERS = {
+STRANGERS: Obj = {
     "kind": "Pod",
     "metadata": {"name": "m-2", "uid": "s"},
     "spec": {"containers": [{"image": STRANGER}]},
@@ -75,9 +75,9 @@ class Story:
         return self.judge.sentence(History(self.changes), by_users)
 
 
-VERSION = {"resourceVersion": "1"}
+VERSION: Obj = {"resourceVersion": "1"}
 ENDING = {"deletionTimestamp": "now"}
-CLAIMED = {"metadata": {"name": "data-m-0", "labels": {"zilliz.com/milvus": "m"}}}
+CLAIMED: Obj = {"metadata": {"name": "data-m-0", "labels": {"zilliz.com/milvus": "m"}}}
 HARM: dict[str, tuple[str, Story]] = {
     "outdated no longer": ("wanted and up to date", Story(milvus(), *PODS).deletes(2)),
     "of another Milvus": ("another owner", Story(NEW, pod(2, ownerReferences=[])).deletes(2)),

@@ -319,12 +319,14 @@ class Recorder:
         obj["metadata"].pop("managedFields", None)  # half of the object
         self.changes.append((int(obj["metadata"]["resourceVersion"]), what, obj))
 
+    def count(self, name: str) -> int:
+        return [judge.name_of(obj) for *_, obj in [*self.changes]].count(name)
+
     def history(self) -> judge.History:
         """All changes so far."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        marked = lambda: sum(judge.name_of(obj) == "marker" for *_, obj in [*self.changes])  # noqa: E731
-        eventually(lambda: self.errors or marked() >= 2)
+        eventually(lambda: self.errors or self.count("marker") >= 2)
         self.running = False
         assert not self.errors, self.errors
         return judge.History(self.changes)

@@ -364,7 +364,7 @@ class Command:
         self.process.communicate()
 
 
-def kubeconfig(path: Path, plane: ControlPlane, user: Obj | None = None, **changes: str) -> str:
+def kubeconfig(path: Path, plane: ControlPlane, user: Any = None, **changes: Any) -> str:
     """A copy of the administrator's kubeconfig, with another user, and these changes: token and
     namespace, or any field of the cluster."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
