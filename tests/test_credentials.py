@@ -296,7 +296,12 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
 
 
 def test_a_plugin_that_waits_or_fails_stops_no_pass_while_the_token_is_good(
-    kube: Kube, wire: Wire, plugin: Plugin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kube: Kube,
+    wire: Wire,
+    rights: None,
+    plugin: Plugin,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     plugin.prints(admins_token(kube), expires=-1)
     file = kubeconfig(tmp_path / "config", kube.plane, plugin.user(), server=wire.url)
@@ -312,8 +317,8 @@ def test_a_plugin_that_waits_or_fails_stops_no_pass_while_the_token_is_good(
         kube.create(name)
         assert make_pass(operator)
     assert kube.names() == ["a-0", "b-0", "c-0", "d-0", "e-0"]
-    plugin.prints(admins_token(kube))
-    eventually(lambda: make_pass(operator) and plugin.calls)
+    plugin.prints(token := new_account(kube))
+    eventually(lambda: sent(wire, operator) == {token})
     calls = plugin.calls
     assert make_pass(operator)
     assert plugin.calls == calls
