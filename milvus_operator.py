@@ -1041,21 +1041,23 @@ def from_kubeconfig(
     if not context:  # the merger takes the last current-context of several files, kubectl the first
         contexts = [file.get("current-context") for file in merged.config_files.values()]
         context = next(filter(None, contexts), None)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, complaints() as said:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         loader = KubeConfigLoader(
             merged.config, context, config_base_path=None, temp_file_path=folder
         )
-        loader.load_and_set(settings)
+        said = logging.handlers.BufferingHandler(100)  # if a plugin fails, the loader only logs it
+        logging.root.addHandler(said)
+        try:
+            loader.load_and_set(settings)
+        finally:
+            logging.root.removeHandler(said)
         here = merged.config["contexts"].get_with_name(context)["context"]
-        cluster = merged.config["clusters"].get_with_name(here["cluster"])["cluster"]
         named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
         user = mapping(named.value.get("user")) if named else {}
         if any(key.startswith("as") for key in user):
-            raise Unusable(
-                f"cannot use {names}: impersonation (`as`, `as-groups`) is not supported"
-            )
-        if "proxy-url" in cluster:
-            settings.no_proxy = None  # as in kubectl
+            raise Unusable(f"cannot use {names}: impersonation (`as`) is not supported")
+        if hasattr(loader, "proxy"):
+            settings.no_proxy = None  # as in kubectl, proxy-url comes first
         else:
             settings.proxy = environment_proxy(settings.host)
         files = [*merged.paths, settings.ssl_ca_cert, settings.cert_file, settings.key_file]
@@ -1069,19 +1071,8 @@ def from_kubeconfig(
             context,
             contents_of(lasting),
             expiry.timestamp() if expiry else math.inf,
-            " ".join(record.getMessage() for record in said),
+            " ".join(record.getMessage() for record in said.buffer),
         )
-
-
-@contextlib.contextmanager
-def complaints() -> Iterator[list[logging.LogRecord]]:
-    """What the loader says: when an exec plugin fails, it only logs that."""
-    handler = logging.handlers.BufferingHandler(100)
-    logging.root.addHandler(handler)
-    try:
-        yield handler.buffer
-    finally:
-        logging.root.removeHandler(handler)
 
 
 def contents_of(files: Iterable[str]) -> dict[str, bytes]:
@@ -1314,10 +1305,6 @@ class Cluster:
         except ApiError as error:
             if error.why().reason != QUOTA_EXCEEDED:
                 raise
-
-    def look(self, pod: Obj) -> Obj:
-        """The pod that has this name."""
-        return slim_pod(self.request("get", self.pods, pod))
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
@@ -1706,14 +1693,15 @@ class Operator:
                 tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
         _, error = attempt(cluster.create, pod)
         if error and error.reason == "AlreadyExists":
-            self.name_is_taken(job, cluster.look(pod), job.memory.back_offs.get(ordinal))
+            self.name_is_taken(job, cluster.request("get", cluster.pods, pod), ordinal)
         if error:
             raise error
 
-    def name_is_taken(self, job: Job, pod: Obj, before: BackOff | None) -> None:
+    def name_is_taken(self, job: Job, pod: Obj, ordinal: int) -> None:
         """Raise what it means that there is a pod of this name, which the lists do not show."""
-        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
-            raise ApiError(422, before.why.message)  # it still lacks what admission has removed
+        before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
+        if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
+            raise ApiError(422, before.message)  # it still lacks what admission has removed
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
@@ -2073,18 +2061,7 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
-    namespaces: tuple[str, ...],
-    all_namespaces: bool,
-    interval: float,
-    once: bool,
-    dry_run: bool,
-    kubeconfig: str | None,
-    context: str | None,
-    timeout: float,
-    workers: int,
-    health_port: int | None,
-    log_format: str,
-    verbose: bool,
+    namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
@@ -2092,18 +2069,17 @@ def main(
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        variable = "or MILVUS_OPERATOR_NAMESPACE"
-        raise click.UsageError(
-            f"-A/--all-namespaces can't be combined with -n/--namespace {variable}"
-        )
-    start_log(verbose, log_format)
+        text = "-A/--all-namespaces can't be combined with -n/--namespace"
+        raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
+    start_log(options["verbose"], options["log_format"])
+    workers = options["workers"]
     threading.stack_size(
         16 << 20
     )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
-    reconnect = functools.partial(connect, kubeconfig, 2 * workers)
-    cluster = Cluster(reconnect, context, timeout, dry_run)
+    reconnect = functools.partial(connect, options["kubeconfig"], 2 * workers)
+    cluster = Cluster(reconnect, options["context"], options["timeout"], options["dry_run"])
     everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
     managed = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
@@ -2119,8 +2095,8 @@ def main(
         cluster.server,
         cluster.would,
     )
-    if health_port:
-        serve_health(operator, health_port)
+    if options["health_port"]:
+        serve_health(operator, options["health_port"])
     if once:
         sys.exit(0 if operator.run_once() else 1)
     operator.run()
