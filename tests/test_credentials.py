@@ -379,17 +379,19 @@ def test_a_missing_plugin_is_named_on_one_line(kube: Kube, command: Start, tmp_p
 def pair(kube: Kube, folder: Path, user: str, group: str, days: int = 1) -> Obj:
     """A client certificate and key that the control plane accepts; in files of the same names."""
     plane, now, key = kube.plane.folder, datetime.now(UTC), new_key(folder / "new.key")
-    authority = serialization.load_pem_private_key((plane / "client-ca.key").read_bytes(), None)
+    authority: Any = serialization.load_pem_private_key(
+        (plane / "client-ca.key").read_bytes(), None
+    )
     issuer = x509.load_pem_x509_certificate((plane / "client-ca.crt").read_bytes()).subject
     names = {x509.NameOID.COMMON_NAME: user, x509.NameOID.ORGANIZATION_NAME: group}
-    certificate = (
-        x509.CertificateBuilder().issuer_name(issuer).public_key(key.public_key())
-        .subject_name(x509.Name([x509.NameAttribute(oid, name) for oid, name in names.items()]))
-        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days)).sign(authority, hashes.SHA256())  # type: ignore[arg-type]
-    )  # fmt: skip
+    subject = x509.Name([x509.NameAttribute(oid, name) for oid, name in names.items()])
+    builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject)
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=10))
+    builder = builder.not_valid_after(now + timedelta(days=days))
+    signed = builder.sign(authority, hashes.SHA256())
     (folder / "new.key").rename(folder / "key")
-    (folder / "crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
 
 
