@@ -110,7 +110,9 @@ PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updat
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASSES = metrics.Counter(
+    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
+)
 PASS_SECONDS = metrics.Histogram(
     "milvus_operator_pass_duration_seconds",
     "Duration of a pass",
@@ -120,7 +122,7 @@ REQUESTS = metrics.Counter(
     "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
 )
 MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
 )
 SINCE_GOOD_PASS = metrics.Gauge(
     "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
@@ -916,7 +918,7 @@ class ApiError(Exception):
 
 # The API server's own words about a 403, anchored at their start: what follows may be a user's.
 DENIED = re.compile(
-    r'[a-z.]+(?: "[^"]*")? is forbidden: (?:'
+    r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (?:'
     r"exceeded (?P<quota>quota): |"
     r'User "(?P<user>[^"]*)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[a-z./]+)"|'
     r"cannot set (?P<owner>blockOwnerDeletion))"
@@ -1633,11 +1635,11 @@ class Operator:
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
-        if job.changed or len(job.todo) > size:  # the next pass sees what came of it
+        is_later = job.changed or len(job.todo) > size  # the next pass sees what came of it
+        if is_later:
             memory.unreported = min(memory.unreported, self.clock())
             job.unfinished = job.unfinished or not job.changed
-        is_due = self.clock() >= memory.unreported + self.interval
-        if start == 0 and (is_due or memory.unreported == math.inf):
+        if start == 0 and (not is_later or self.clock() >= memory.unreported + self.interval):
             self.tell_all(job)
 
     def tell_all(self, job: Job) -> None:
@@ -1826,8 +1828,8 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus left" if this.left else ""
-        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
             self.good = now
@@ -1839,10 +1841,12 @@ class Operator:
     def report_outages(self, lines: list[str]) -> None:
         """Log what has begun and what has ended. What is before the colon says what is the same."""
         outages = {line.partition(": ")[0]: line for line in lines}
-        for key in outages.keys() - self.outages.keys():
-            log.error(outages[key])
-        for key in self.outages.keys() - outages.keys():
-            log.info("resolved: %s", key)
+        for key, line in outages.items():
+            if key not in self.outages:
+                log.error(line)
+        for key in self.outages:
+            if key not in outages:
+                log.info("resolved: %s", key)
         self.outages = outages
 
     def all_memories(self) -> list[Memory]:
@@ -2025,8 +2029,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     type=float,
     default=5,
     callback=seconds,
-    help="Time from the start of one pass to the start of the next while nothing changes; after a "
-    "change the next pass comes sooner.",
+    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
+    "pass comes sooner.",
 )
 @click.option(
     "--once",
@@ -2076,6 +2080,9 @@ def main(
     namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
+
+    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
+    it.
 
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
