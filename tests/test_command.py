@@ -130,7 +130,7 @@ def test_once_creates_what_is_missing_and_exits_0(kube: Kube, command: Start) ->
     assert [line for line in lines if "created pod" in line] == [
         f"created pod {kube.ns}/x-{number}" for number in range(3)
     ]
-    assert re.match(r"pass over 1 Milvus and 0 pods: 3 created, \d+\.\d\d s$", lines[4])
+    assert re.match(r"pass over 1 Milvus resource\(s\) and 0 pod\(s\): 3 created, \d+\.\d\d s$", lines[4])
 
 
 def test_once_exits_1_if_a_milvus_could_not_be_served(kube: Kube, command: Start) -> None:
@@ -172,7 +172,7 @@ def test_verbose_logs_the_passes_that_did_nothing(command: Start) -> None:
     quiet, verbose = command("--once"), command("--once", "-v")
     assert (quiet.end(), verbose.end()) == (0, 0)
     assert "pass over" not in quiet.log
-    assert "DEBUG   pass over 0 Milvus and 0 pods: nothing written" in verbose.log
+    assert "DEBUG   pass over 0 Milvus resource(s) and 0 pod(s): nothing written" in verbose.log
 
 
 @pytest.mark.platform
