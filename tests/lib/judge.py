@@ -289,7 +289,7 @@ class History:
     def reason_to_delete(self, copy: Copy, asked: Asked, look: Look) -> str:
         pod, milvus = self.at(look.pods, "Pod", asked.name), self.milvus_of(asked, look)
         assert pod, "it was not there"
-        assert uid_of(pod) == asked.conditions["uid"], "it was another pod"
+        assert uid_of(pod) == asked.conditions.get("uid"), "it was another pod"
         assert owner_of(pod).get("uid") == uid_of(milvus), "it had another owner"
         versioned = "resourceVersion" in asked.conditions
         assert is_ready(pod) or versioned, "it was not Ready, but may be by now"
@@ -319,7 +319,7 @@ class History:
         never = (0, asked.body)
         if not asked.is_done:
             return []
-        until, _ = self.ended.get(asked.conditions["uid"], never)
+        until, _ = self.ended.get(asked.conditions.get("uid", ""), never)
         taken = list[str]()
         for other in copy.deletes:
             ended, before = self.ended.get(other.conditions.get("uid", ""), never)
