@@ -10,7 +10,7 @@ RUN rm -r kubernetes/aio kubernetes/client/api aiohttp*
 COPY --chmod=644 milvus_operator.py LICENSE ./
 
 FROM ${BASE}
-LABEL org.opencontainers.image.title="milvus-operator" \
+LABEL org.opencontainers.image.title="milvus-polling-operator" \
       org.opencontainers.image.description="Keeps the pods of every Milvus resource running" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"

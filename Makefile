@@ -9,16 +9,21 @@ VENV := .venv$(if $(PYTHON),-$(or $(shell $(PYTHON) -c 'import platform; print(p
 	there is no $(PYTHON) on this machine)))
 BIN := $(VENV)/bin
 NEW := $(or $(PYTHON),python3)
-IMAGE ?= milvus-operator:0.1.0
+IMAGE ?= milvus-polling-operator:0.1.0
+# deploy.yaml with this image and, if NAMESPACE is set, for that namespace alone: with a Role there.
+MANIFEST = sed -e 's|image: milvus-polling-operator:0.1.0|image: $(IMAGE)|' $(if $(NAMESPACE),$(ONLY)) deploy.yaml
+ONLY = -e '1,/^---$$/d' -e 's/ClusterRole/Role/g' -e 's/--all-namespaces, //' \
+	-e 's/: milvus-polling-operator-system/: $(NAMESPACE)/' \
+	-e 's/^metadata: {\(.*\)}/metadata: {\1, namespace: $(NAMESPACE)}/'
 DOCKER ?= docker
 ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
 	else echo "Without a terminal, this needs YES=1."; fi; \
 	[ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }
 
-.PHONY: help demo check test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
+.PHONY: help demo check test test-all matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
 demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
@@ -26,7 +31,10 @@ demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 check: lint ## run ruff, mypy and the tests that need no cluster
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not cluster" $(PYTEST_ARGS)
 
-test: $(VENV)/ready ## run all tests (PYTEST_ARGS='-k roll' for some)
+test: $(VENV)/ready ## run all that a change must pass (PYTEST_ARGS='-k roll' for some)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/ready ## run all tests, also those that take many minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
@@ -46,7 +54,7 @@ soak: $(VENV)/ready ## change and break things for an hour (MINUTES=5 for less)
 install: ## install the CRD in the current kubeconfig's cluster
 	$(KUBECTL) apply -f crd.yaml
 
-uninstall: ## delete the CRD there, and with it every Milvus and its pods
+uninstall: ## delete the CRD there, with every Milvus and its pods
 	@echo "This deletes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
 	@echo "Claims and Services stay. So does the operator: 'make undeploy' deletes it."
 	@$(ASK)
@@ -55,7 +63,7 @@ uninstall: ## delete the CRD there, and with it every Milvus and its pods
 run: $(VENV)/run ## run the operator here, for that cluster (ARGS='-A -v')
 	$(BIN)/python milvus_operator.py $(ARGS)
 
-image: ## build the operator's image (IMAGE=…, BASE=…, DOCKER=podman)
+image: ## build the operator's image (IMAGE=…, DOCKER=podman)
 	$(DOCKER) build $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
 
 lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows
@@ -63,27 +71,38 @@ lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version=3.13 --python-platform=linux \
 		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
 
-deploy: ## run the operator as a pod in that cluster (IMAGE=…)
-	sed 's|image: milvus-operator:0.1.0|image: $(IMAGE)|' deploy.yaml | $(KUBECTL) apply -f -
+deploy: ## run the operator as a pod there (IMAGE=…, NAMESPACE=…)
+	$(MANIFEST) | $(KUBECTL) apply -f -
 
-undeploy: ## delete the operator and its namespace, and no Milvus elsewhere
-	@echo "This deletes the operator, its rights, and the namespace milvus-operator with everything in it."
-	@echo "The CRD stays, and every Milvus in other namespaces keeps running, but nothing repairs it."
+undeploy: ## delete the operator and its namespace (NAMESPACE=…)
+ifdef NAMESPACE
+	@echo "This deletes the operator and its permissions in the namespace $(NAMESPACE)."
+else
+	@echo "This deletes the operator, its permissions, and the namespace milvus-polling-operator-system with everything in it."
+endif
+	@echo "The CRD stays, and every Milvus elsewhere keeps running, but is no longer managed."
 	@$(ASK)
-	$(KUBECTL) delete -f deploy.yaml --ignore-not-found
+	$(MANIFEST) | $(KUBECTL) delete -f - --ignore-not-found
 
-bundle: $(VENV)/ready ## make the bundle for OLM from the manifests and csv.yaml
-	$(BIN)/python -m bundle.make .
+.PHONY: manifest
+manifest: ## print what 'make deploy' applies (IMAGE=…, NAMESPACE=…)
+	@$(MANIFEST)
+
+bundle: $(VENV)/run ## make the bundle for OLM in dist/ (IMAGE=…)
+	$(BIN)/python -m bundle.make bundle dist $(IMAGE)
 
 # With DOCKER=podman or buildah, the image is one of the files.
-release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…)
+release: $(VENV)/run ## make the files of a release in dist/ (IMAGE=…)
+	$(BIN)/python -m benchmarks.fingerprint
 	rm -rf dist
-	$(BIN)/python -m bundle.make dist $(IMAGE)
+	$(BIN)/python -m bundle.make release dist $(IMAGE)
+	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/milvus-polling-operator-0.1.0-namespaced.yaml
 ifneq ($(origin DOCKER),file)
-	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) -t $(IMAGE) .
-	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-operator-image.tar:$(IMAGE)
+	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) \
+		-t $(IMAGE) .
+	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-polling-operator-image.tar:$(IMAGE)
 endif
-	cd dist && sha256sum milvus-operator-* > SHA256SUMS
+	cd dist && sha256sum milvus-polling-operator-* > SHA256SUMS
 
 clean: ## remove the virtual environments and the tools' caches
 	rm -rf dist .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis

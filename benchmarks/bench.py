@@ -33,6 +33,7 @@ from typing import Any
 import yaml
 
 import milvus_operator as mo
+from benchmarks import fingerprint
 from benchmarks.cluster import MERGE, THREADS, Hands, milvus, milvuses_path, pods_path
 from local.controlplane import ControlPlane, Unavailable, commands, free_ports
 
@@ -719,6 +720,7 @@ def report(bench: Bench, seconds: float) -> str:
         f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, {packages}; "
         f"etcd and kube-apiserver {kubernetes} on the same machine. {seconds / 60:.0f} minutes. Figures are medians; "
         "what is compared ran in turns; where rates are compared, the ratio is the median of those of the turns.", "",
+        fingerprint.line(), "",
         "| what | measured against | figures | ratio | to reach | |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in bench.rows:

@@ -17,7 +17,7 @@ if options == ["nogc"]:
     gc.disable()
 http = urllib3.PoolManager(ca_certs=authority, retries=False)
 paths = (
-    f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmilvus-operator&",
+    f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmilvus-polling-operator&",
     f"/apis/zilliz.com/v1/namespaces/{namespace}/milvuses?",
 )
 for _ in range(int(passes)):

@@ -1,7 +1,7 @@
-"""Makes the OLM bundle, or the files of a release, from crd.yaml, deploy.yaml, sample.yaml and csv.yaml.
+"""Makes the OLM bundle and the files of a release from crd.yaml, deploy.yaml, csv.yaml and a sample.
 
-python -m bundle.make FOLDER          # the bundle, with the image of deploy.yaml: `make bundle`
-python -m bundle.make FOLDER IMAGE    # the files of a release, with this image: `make release`
+python -m bundle.make bundle FOLDER IMAGE     # the bundle: `make bundle`
+python -m bundle.make release FOLDER IMAGE    # the files of a release: `make release`
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read(name: str) -> str:
 
 
 def dump(obj: Obj) -> str:
-    return f"# Made by `make bundle`.\n{yaml.dump(obj, Dumper=Dumper, sort_keys=False, width=120)}"
+    return yaml.dump(obj, Dumper=Dumper, sort_keys=False, width=120)
 
 
 def deploy(image: str) -> str:
@@ -66,7 +66,7 @@ def bundle(image: str) -> Files:
         f"bundle/manifests/{MANAGER}.clusterserviceversion.yaml": dump(service_version(image)),
         "bundle/manifests/milvuses.zilliz.com.crd.yaml": read("crd.yaml"),
         "bundle/metadata/annotations.yaml": dump({"annotations": ANNOTATIONS}),
-        "bundle.Dockerfile": "# Made by `make bundle`. To build it: docker build -f bundle.Dockerfile bundle\n"
+        "bundle.Dockerfile": "# To build the bundle: docker build -f bundle.Dockerfile bundle\n"
         f"FROM scratch\n{labels}COPY manifests /manifests/\nCOPY metadata /metadata/\n",
     }
     return {path: text.encode() for path, text in files.items()}
@@ -75,10 +75,10 @@ def bundle(image: str) -> Files:
 def service_version(image: str) -> Obj:
     """The ClusterServiceVersion: csv.yaml, completed from the other files.
 
-    OLM itself makes the service account and its bindings: Roles in the namespaces that are served, or a ClusterRole.
+    OLM itself makes the service account and its bindings: Roles in the managed namespaces, or a ClusterRole.
     """
     csv, crd = yaml.safe_load(read("bundle/csv.yaml")), yaml.safe_load(read("crd.yaml"))["spec"]
-    sample, *_ = yaml.safe_load_all(read("sample.yaml"))
+    sample, *_ = yaml.safe_load_all(read("samples/minimal.yaml"))
     _namespace, account, role, _binding, deployment = yaml.safe_load_all(deploy(image))
     name, labels, spec = (
         deployment["metadata"]["name"],
@@ -128,17 +128,15 @@ def release(image: str) -> Files:
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
-            entry = tarfile.TarInfo(
-                path
-            )  # owned by root and of 1970, so that the bytes are always the same
+            entry = tarfile.TarInfo(path)  # of root and of 1970, so that the bytes are always the same
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"
     return {f"{name}.yaml": manifest.encode(), f"{name}-bundle.tar": packed.getvalue()}
 
 
-def main(folder: str, image: str = "") -> None:
-    for path, content in (release(image) if image else bundle(IMAGE)).items():
+def main(what: str, folder: str, image: str) -> None:
+    for path, content in {"bundle": bundle, "release": release}[what](image).items():
         Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
         Path(folder, path).write_bytes(content)
 

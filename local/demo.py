@@ -173,7 +173,7 @@ class Demo:
             lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before,
         )
 
-        self.step("The Milvus is scaled from 1 pod to 3, to 5 and to 2")
+        self.step("The Milvus is scaled: 1 → 3 → 5 → 2 pods")
         for replicas in (3, 5, 2):
             self.kubectl("scale", f"milvus/{NAME}", f"--replicas={replicas}")
             self.wait(f"{replicas} pods", partial(self.ready, replicas))

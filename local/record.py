@@ -1,4 +1,4 @@
-"""Draws docs/demo.svg from a run of the demo: python -m docs.record"""
+"""Draws docs/demo.svg from a run of the demo: python -m local.record"""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 from local import demo
 
-HERE = Path(__file__).resolve().parent
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
 
 did: list[tuple[float, str]] = []  # by the user
 seen: list[
@@ -91,4 +91,4 @@ def picture() -> str:
 if __name__ == "__main__":
     demo.Demo, sys.argv[1:] = Recorded, ["--wait=no"]  # type: ignore[misc]
     if demo.main() == 0:
-        (HERE / "demo.svg").write_text(picture())
+        PICTURE.write_text(picture())
