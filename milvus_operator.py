@@ -103,7 +103,8 @@ INVALID, FORBIDDEN = "Invalid", "Forbidden"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 # Reasons of the Ready condition: what is waited for, which is no failure.
 CLAIM_TERMINATING, NAMESPACE_TERMINATING = "ClaimTerminating", "NamespaceTerminating"
-WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING}
+PENDING = "Pending"
+WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING, PENDING}
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
@@ -600,7 +601,7 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
     if not is_desired or is_ending(pod) or is_orphan(milvus, pod):
         return None
     if owner.get("uid") == uid_of(milvus):
-        if labels_of(pod).get(MANAGED_BY_LABEL) == MANAGER:
+        if has_labels(milvus, pod):
             return None
         labels = " ".join(f"{key}={value}" for key, value in selector_of(milvus).items())
         command = f"kubectl label --overwrite pod {name} {labels}"
@@ -669,8 +670,8 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
                 actions.append(Action(verb, ordinal, current, reason))
             else:
                 running[ordinal] = current
-    others = sum(pod_name(milvus, ordinal) in taken for ordinal in range(spec.replicas))
-    all_run = len(running) + others == spec.replicas
+    absent = [i for i in range(spec.replicas) if i not in mine and pod_name(milvus, i) not in taken]
+    all_run = not absent and len(running) == len([i for i in mine if i < spec.replicas])
     return actions + roll(running, spec.template_hash, all_run)
 
 
@@ -687,30 +688,33 @@ def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
 
 
 def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Action]:
-    """The next step in replacing pods of an outdated template: as a StatefulSet does, from the
-    highest ordinal, and one Ready pod at a time. Unlike a StatefulSet, it first deletes all that
-    are not Ready: they serve nobody, and a roll that waits for a broken pod is stuck, even when
-    it is rolled back (kubernetes/kubernetes#67250)."""
-    outdated = [
-        i for i in sorted(running, reverse=True) if template_hash_of(running[i]) != template_hash
-    ]
-    broken = [i for i in outdated if not is_ready(running[i])]
-    if all_run and all(map(is_ready, running.values())):
-        return [Action("replace", i, running[i], OUTDATED) for i in outdated[:1]]
-    return [Action("replace", i, running[i], OUTDATED) for i in broken]
+    """The pods to replace because their template is outdated: as a StatefulSet does, from the
+    highest ordinal, and Ready ones only while all are Ready. Unlike a StatefulSet, it replaces pods
+    that are not Ready first: they serve nobody, and a roll that waits for a broken pod is stuck,
+    even when it is rolled back (kubernetes/kubernetes#67250)."""
+    all_ready = all_run and all(map(is_ready, running.values()))
+    actions = list[Action]()
+    for ordinal in sorted(running, reverse=True):
+        pod = running[ordinal]
+        if template_hash_of(pod) != template_hash and (all_ready or not is_ready(pod)):
+            actions.append(Action("replace", ordinal, pod, OUTDATED))
+    return actions
 
 
 def choose(
-    actions: list[Action], backing_off: Collection[int | str], may_restart: bool
+    actions: list[Action], backing_off: Mapping[int | str, bool], may_restart: bool
 ) -> list[Action]:
-    """Which of these actions may be carried out now."""
+    """Which of these actions may be carried out now. Of what backs off it is said whether the write
+    may still have an effect, because its response was lost."""
     chosen = [action for action in actions if action.ordinal not in backing_off]
     if not may_restart:
         chosen = [action for action in chosen if action.verb != "restart"]
-    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
-        # One thing at a time: no Ready pod is replaced while others are deleted.
-        chosen = [a for a in chosen if a.verb != "replace" or not is_ready(a.pod)]
-    return chosen
+    # One Ready pod at a time is replaced, and none while others are deleted or may still be.
+    ready = [action for action in actions if action.verb == "replace" and is_ready(action.pod)]
+    is_uncertain = any(backing_off.get(action.ordinal) for action in ready)
+    deletes = any(action.verb == "delete" and is_ready(action.pod) for action in chosen)
+    waits = ready if is_uncertain or deletes else [a for a in ready if a in chosen][1:]
+    return [action for action in chosen if action not in waits]
 
 
 # --- What the status and the events say ---
@@ -1259,12 +1263,12 @@ class Cluster:
             start = ITEMS.search(body)
             if not start:
                 raise ApiError(0, "the response is not a list: is this a Kubernetes API server?")
-            items = body[start.end() : body.rindex(b"]")]
+            items = body[start.end() : body.rfind(b"]")]
             digest = hashlib.blake2b(items).digest()
             if digest not in known:
                 known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
             pages[digest] = known[digest]
-            limit = max(1, min(PAGE, PAGE_BYTES * len(known[digest]) // max(1, len(items))))
+            limit = max(1, min(PAGE, PAGE_BYTES * (len(known[digest]) + 1) // (len(items) + 1)))
             return mapping(parse(body.replace(items, b"", 1)).get("metadata"))
 
         target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
@@ -1301,18 +1305,17 @@ class Cluster:
     def create(self, pod: Obj, **options: Any) -> None:
         """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
         options["query_params"] = [("fieldValidation", "Strict")]
-        lacking = lacks(pod, self.request("create", self.pods, pod, body=pod, **options))
-        if lacking:
-            text = f"admission has removed {lacking} from pod {name_of(pod)}; the operator needs it"
-            raise ApiError(422, text)
+        if lacking := lacks(pod, self.request("create", self.pods, pod, body=pod, **options)):
+            raise ApiError(422, f"admission removes {lacking} from new pods; the operator needs it")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run whether the API server would accept a pod. AlreadyExists means that it
-        would: names are checked last. A quota does not count: the old pod will make room."""
+        """Ask by a dry run whether the API server would accept such a pod, under a free name. A quota does not count: the old pod will make room."""
+        metadata = pod["metadata"] | {"generateName": f"{name_of(pod)}-"}
+        del metadata["name"]
         try:
-            self.create(pod, dry_run="All")
+            self.create(pod | {"metadata": metadata}, dry_run="All")
         except ApiError as error:
-            if error.reason != "AlreadyExists" and error.why().reason != QUOTA_EXCEEDED:
+            if error.why().reason != QUOTA_EXCEEDED:
                 raise
 
     def look(self, pod: Obj) -> Obj:
@@ -1339,7 +1342,7 @@ class Cluster:
         metadata["ownerReferences"] = [owner_reference(milvus)]
         adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
         if owner_uid(adopted) != uid_of(milvus):
-            text = f"admission has removed the owner reference from pod {name_of(pod)}"
+            text = f"admission removes the owner reference of pod {name_of(pod)}"
             raise ApiError(422, text)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
@@ -1359,6 +1362,7 @@ def place(namespace: str | None) -> str:
 # ---------- The loop: observe, act, observe ----------
 
 BATCH = 20  # actions that one worker carries out for one Milvus; other workers take the rest
+GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
 MAX_PASSES = 1000  # of --once, if somebody keeps changing the same objects
 STATUS, EVENTS = "status", "events"  # what may back off, besides pods
@@ -1375,6 +1379,7 @@ class BackOff(NamedTuple):
     delay: float = 0
     why: Reason = Reason("")
     outage: str = ""
+    lost: bool = False  # whether the response was, so that the write may still take effect
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
@@ -1407,7 +1412,8 @@ class Memory:
         """Back off after an error: for longer than the last time."""
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
-        self.back_offs[key] = back_off._replace(why=error.why(), outage=error.outage)
+        back_off = back_off._replace(why=error.why(), outage=error.outage)
+        self.back_offs[key] = back_off._replace(lost=error.code in (0, 504))
         return self.back_offs[key]
 
     def waits(self, key: int | str, now: float) -> bool:
@@ -1439,6 +1445,7 @@ class Job:
     this: Pass
     milvus: Obj
     pods: list[Obj]
+    versions: tuple[str, ...]
     memory: Memory
     spec: Spec = NO_SPEC
     conflicts: dict[str, Reason] = field(default_factory=dict)  # names that pods of others have
@@ -1466,14 +1473,12 @@ class Operator:
     ) -> None:
         self.cluster, self.interval, self.clock = cluster, interval, cluster.clock
         self.namespaces = list(namespaces)
-        # A request that has failed may hang the next time, so such a Milvus gets other workers.
-        few = workers // 4
-        self.workers = ThreadPoolExecutor(workers - few)
-        self.second_tries = ThreadPoolExecutor(few) if few else self.workers
+        # What has failed may hang the next time: it gets a quarter of the workers at most.
+        self.workers = ThreadPoolExecutor(workers)
+        self.second_tries = ThreadPoolExecutor(max(1, workers // 4))
+        self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
-        self.tasks: list[
-            tuple[str, Future[None]]
-        ] = []  # of the workers, with the UID of the Milvus
+        self.tasks: dict[Future[None], str] = {}  # of the workers, with the UID of the Milvus
         self.outcomes: deque[str] = deque()  # what workers have written since the last report
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.unlisted = NEVER_FAILED  # while no list succeeds
@@ -1530,27 +1535,29 @@ class Operator:
         jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
         for job in jobs:
             self.submit(job)
-        self.wait_for_workers(this.deadline)
+        self.wait_for_workers(this.deadline + GRACE)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
-        left |= {uid for uid, task in self.tasks if not task.done()}
+        left |= {uid for task, uid in self.tasks.items() if not task.done()}
         this.left = len(left)
         self.report(this)
         return this
 
     def withdraw(self) -> set[str]:
         """Take back what no worker has begun. Returns the UIDs of what workers still have."""
-        tasks = [(uid, task) for uid, task in self.tasks if not task.cancel()]
-        self.tasks = [(uid, task) for uid, task in tasks if not task.done()]
-        return {uid for uid, _ in self.tasks}
+        for task in list(self.tasks):
+            if task.cancel() or task.done():
+                del self.tasks[task]
+        return {*self.tasks.values()}
 
     def wait_for_workers(self, until: float) -> None:
         """Wait until all tasks are done, or until this time; what hangs then is left alone."""
         while not self.stopping and (now := self.clock()) < until:
             self.progressed = now
-            tasks = [task for _, task in self.tasks]
-            if not concurrent.futures.wait(tasks, timeout=min(5, until - now)).not_done:
+            pending = [task for task in list(self.tasks) if not task.done()]
+            if not pending:
                 return
-            gc.collect()
+            if concurrent.futures.wait(pending, timeout=min(5, until - now)).not_done:
+                gc.collect()
 
     # --- Observe ---
     def observe(self, this: Pass, busy: set[str], seconds: float) -> list[Job]:
@@ -1575,73 +1582,63 @@ class Operator:
             groups = group(pods, memories)
             for milvus in milvuses:
                 uid, where = uid_of(milvus), namespace_of(milvus)
-                mine = groups[where, uid] + groups[where, name_of(milvus)]
-                job = Job(this, milvus, mine, memories[uid])
-                if uid not in busy and self.needs_worker(job):
-                    jobs.append(job)
+                memory, mine = memories[uid], groups[where, uid] + groups[where, name_of(milvus)]
+                versions = tuple(map(version_of, (milvus, *mine)))
+                is_settled = memory.settled == versions and this.listed < memory.wake
+                if is_ending(milvus):
+                    memory.state, memory.back_offs = "progressing", {}
+                elif not is_settled and uid not in busy:
+                    jobs.append(Job(this, milvus, mine, versions, memory))
         self.unlisted = NEVER_FAILED if this.lists else self.unlisted.longer(1, 30, this.listed)
         return jobs
 
-    def needs_worker(self, job: Job) -> bool:
-        """Decide what to do about a Milvus; false if it is settled or ending."""
+    def plan(self, job: Job) -> None:
+        """Read the spec, and find out what to do now."""
         memory, milvus, now = job.memory, job.milvus, job.this.listed
-        if memory.settled == versions_of(job) and now < memory.wake:
-            return False
-        if generation_of(milvus) != memory.generation or is_ending(milvus):
+        if generation_of(milvus) != memory.generation:
             memory.generation, memory.back_offs = generation_of(milvus), {}
         if now >= memory.restart.until - memory.restart.delay + 600:
             memory.restart = NEVER_FAILED
-        if is_ending(milvus):
-            memory.state = "progressing"
-            return False
-        _, error = attempt(self.decide, job)
-        if error:
-            memory.back_off(STATUS, error, now)
-        return not error
-
-    def decide(self, job: Job) -> None:
-        """Read the spec, and find out what to do now."""
-        memory, milvus, pods, now = job.memory, job.milvus, job.pods, job.this.listed
         try:
-            job.spec = spec_of(milvus)
+            spec = job.spec = spec_of(milvus)
         except Invalid as error:
             job.spec = NO_SPEC._replace(invalid=str(error))
             return
-        for pod in pods:
-            if why := conflict_with(milvus, job.spec, pod):
+        for pod in job.pods:
+            if why := conflict_with(milvus, spec, pod):
                 job.conflicts[name_of(pod)] = why
-        for key, back_off in memory.back_offs.items():
-            if isinstance(key, int) and back_off.why.reason == NAME_CONFLICT:  # not in the lists
-                job.conflicts.setdefault(pod_name(milvus, key), back_off.why)
-        actions = decide(milvus, job.spec, pods, job.conflicts)
+        mine, taken = members(milvus, job.pods), {*job.conflicts}
+        for ordinal, back_off in memory.back_offs.items():
+            if back_off.why.reason == NAME_CONFLICT and ordinal not in mine:  # not in the lists
+                taken.add(f"{name_of(milvus)}-{ordinal}")
+        actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
         live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in actions)}
-        for ordinal, pod in members(milvus, pods).items():
-            if template_hash_of(pod) != job.spec.template_hash:
-                live.add(ordinal)
-        memory.back_offs = {
-            key: back_off for key, back_off in memory.back_offs.items() if key in live
-        }
-        waiting = {key for key in memory.back_offs if memory.waits(key, now)}
+        live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
+        memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
+        waiting = {key: some.lost for key, some in memory.back_offs.items() if now < some.until}
         job.todo = choose(actions, waiting, now >= memory.restart.until)
         job.todo.sort(key=lambda action: action.ordinal in memory.back_offs)  # failed ones last
 
     # --- Act ---
-    def submit(self, job: Job) -> None:
-        """Give a job to the workers, in batches if there is much to do."""
+    def submit(self, job: Job, start: int = 0) -> None:
+        """Give a job to a worker, from this action on."""
         pool = self.second_tries if job.memory.back_offs else self.workers
-        for start in range(0, max(1, len(job.todo)), BATCH):
-            task = pool.submit(self.work, job, start)
-            self.tasks.append((uid_of(job.milvus), task))
+        self.tasks[pool.submit(self.work, job, start)] = uid_of(job.milvus)
 
     def work(self, job: Job, start: int) -> None:
-        """A worker's task: carry out a batch of actions and, once no pod needs one, report."""
-        _, error = attempt(self.act_and_report, job, start)
+        """A worker's task: decide, carry out a batch of actions and, if no pod needs one, report."""
+        with self.slots:
+            _, error = attempt(self.act_and_report, job, start)
         if error:
             job.memory.back_off(STATUS, error, self.clock())
 
     def act_and_report(self, job: Job, start: int) -> None:
         memory = job.memory
+        if start == 0 and not self.is_over(job):
+            self.plan(job)
+            for other in range(BATCH, len(job.todo), BATCH):
+                self.submit(job, other)
         for action in job.todo[start : start + BATCH]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 job.unfinished = True
@@ -1670,7 +1667,7 @@ class Operator:
         back_offs = [*dict(memory.back_offs).values(), memory.restart]
         times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
         memory.wake = min(times, default=math.inf)
-        memory.settled = versions_of(job)
+        memory.settled = job.versions
 
     def act(self, job: Job, action: Action) -> None:
         """Carry out one action, and record what came of it."""
@@ -1681,7 +1678,9 @@ class Operator:
             memory.back_offs.pop(action.ordinal, None)
             job.changed = job.changed or not self.cluster.dry_run
             self.record_success(job, action)
-        elif error.reason in ("Conflict", "NotFound"):
+        elif error.reason in ("Conflict", "NotFound") and action.ordinal not in memory.back_offs:
+            # The next pass decides anew. A second time in a row, it is a failure like any other.
+            memory.back_offs[action.ordinal] = BackOff(why=Reason(PENDING))
             job.changed = True
             self.outcomes.append(CONFLICT)
         else:
@@ -1791,11 +1790,12 @@ class Operator:
         reason, message = reconciled["reason"], reconciled["message"]
         if (before.get("reason", RECONCILED), before.get("message", message)) == (reason, message):
             return
+        text = f"{reason}: {message}"
         if reason == RECONCILED:
-            message = f"problem resolved: {before.get('reason')}"
+            text = message = f"problem resolved: {before.get('reason')}"
         is_warning = reconciled["status"] == "False"
         level = logging.WARNING if is_warning else logging.INFO
-        tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {reason}: {message}")
+        tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
         job.memory.news[reason, message, is_warning] = []
 
     def write_events(self, job: Job) -> None:
@@ -1804,15 +1804,18 @@ class Operator:
         for key in list(memory.news):
             if self.is_over(job):
                 job.unfinished = True
+            if job.unfinished or memory.waits(EVENTS, self.clock()):
                 return
             reason, note, is_warning = key
-            if names := memory.news.pop(key):
+            if names := memory.news[key]:
                 reason, note = DONE[reason].capitalize(), sentence(reason, names, note)
             event = new_event(milvus, reason, note, is_warning, timestamp("microseconds"))
             _, error = attempt(cluster.create_event, event)
-            memory.back_offs.pop(EVENTS, None)
             if error and error.outage:
                 memory.back_off(EVENTS, error, self.clock())
+                return
+            memory.back_offs.pop(EVENTS, None)
+            del memory.news[key]
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
@@ -1852,12 +1855,7 @@ class Operator:
     def finish(self) -> None:
         """Begin no new write, and give those in progress four seconds."""
         self.stopping = True
-        concurrent.futures.wait([task for _, task in list(self.tasks)], timeout=4)
-
-
-def versions_of(job: Job) -> tuple[str, ...]:
-    """The resourceVersions of a Milvus and its pods, which are only compared for equality."""
-    return tuple(map(version_of, (job.milvus, *job.pods)))
+        concurrent.futures.wait(list(self.tasks), timeout=4)
 
 
 def sentence(verb: str, names: list[str], reason: str) -> str:
@@ -1916,6 +1914,7 @@ class HealthServer(socketserver.ThreadingTCPServer):
     """A thread for each client. If there are too many, the oldest is dropped: it may be idle."""
 
     allow_reuse_address = daemon_threads = True
+    request_queue_size = 128
     clients: ClassVar[deque[socket.socket]] = deque()
 
     def process_request(self, request: Any, client_address: Any) -> None:

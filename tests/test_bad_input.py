@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import milvus_operator as mo
 from tests.lib.kit import Command, Kube, StillClock, make_pass, new_operator, original_crd, settle
@@ -339,82 +336,3 @@ def store(kube: Kube, specs: dict[str, str]) -> tuple[dict[str, str], dict[str, 
         else:
             stored[name] = what
     return stored, refused
-
-
-KEYS = [
-    "containers",
-    "env",
-    "ports",
-    "volumes",
-    "volumeMounts",
-    "name",
-    "value",
-    "mountPath",
-    "containerPort",
-    "labels",
-]
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text()
-    | st.sampled_from([mo.CONTAINER, "data", 19530, mo.DATA]),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)  # fmt: skip
-items = st.lists(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3), max_size=3)
-parts = st.dictionaries(st.sampled_from(["env", "ports", "volumeMounts"]), items)
-containers = st.lists(parts.map(lambda part: {"name": mo.CONTAINER} | part), max_size=3)
-FIELDS = ["image", "replicas", "milvusSpec", "storage", "pod", "other"]
-
-
-any_spec = (
-    json_values
-    | st.dictionaries(st.sampled_from(FIELDS), json_values)
-    | json_values.map(lambda pod: {"image": "a", "pod": {"spec": pod}})
-    | containers.map(lambda some: {"image": "a", "pod": {"spec": {"containers": some}}})
-)
-
-
-@settings(max_examples=800, derandomize=True, deadline=None, database=None)
-@given(any_spec)
-def test_a_spec_of_any_shape_is_served_or_invalid(spec: Any) -> None:
-    metadata = {
-        "name": "mv",
-        "namespace": "ns",
-        "uid": "u",
-        "generation": 1,
-        "resourceVersion": "1",
-    }
-    milvus = {"metadata": metadata, "spec": spec}
-    status = mo.status_of(milvus, [], {}, "now")
-    try:
-        wanted = mo.decide(milvus, [])
-    except mo.Invalid:
-        assert [condition["reason"] for condition in status["conditions"]] == ["Invalid"] * 3
-        assert all(condition["message"] for condition in status["conditions"])
-        return
-    for action in wanted[:2]:
-        json.dumps(mo.new_pod(milvus, mo.ordinal_of(milvus, action.pod) or 0))
-
-
-PIECES = ["hunter2", "hunter2", "a", ": ", "\n", " ", "- ", "? ", ",", "{", "}", "[", "]", "'", '"', "&", "*", "!", "%",
-          "|", ">", "#", "---", "...", "<<", "\t", "\r", "\0", "\ud800", "é", "proxy.port", "PROXY_PORT"]  # fmt: skip
-
-
-@settings(max_examples=2000, derandomize=True, deadline=None, database=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
-def test_messages_about_any_text_never_quote_it(text: str) -> None:
-    """The text may contain passwords, and more people can read statuses and events than specs."""
-    metadata = {
-        "name": "mv",
-        "namespace": "ns",
-        "uid": "u",
-        "generation": 1,
-        "resourceVersion": "1",
-    }
-    milvus = {"metadata": metadata, "spec": {"image": "milvus:1", "milvusSpec": text}}
-    for condition in mo.status_of(milvus, [], {}, "now")["conditions"]:
-        assert "hunter2" not in condition["message"]
-        if condition["reason"] == "Invalid":
-            line = re.match(r"spec\.milvusSpec, line (\d+): ", condition["message"])
-            assert line
-            assert 1 <= int(line[1]) <= len(re.findall(r"\r\n|\r|\n", text)) + 1

@@ -1,4 +1,4 @@
-"""What Argo CD and Flux show of a Milvus: the checks in docs/gitops.md, run on the status that the operator writes."""
+"""What Argo CD and Flux show of a Milvus: the checks in docs/gitops.md, run on real statuses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 from lupa import lua51  # type: ignore[import-untyped]
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Obj
-from tests.test_core import NOW, READY, STRANGER, milvus, pod, waiting
+from tests.lib.kit import TOP
+from tests.lib.objects import NOW, Obj, milvus, pods, read
 
 TEXT = (TOP / "docs" / "gitops.md").read_text()
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
@@ -23,36 +23,40 @@ ARGO, FLUX = (
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 
 
-def written(milvus: Obj, pods: list[Obj], **problems: mo.Words) -> Obj:
-    """The Milvus with the status that the operator writes for it."""
-    return milvus | {"status": mo.status_of(milvus, pods, problems, NOW)}
+def written(milvus: Obj, there: str = "x-0, x-1, x-2", reason: str = "") -> Obj:
+    """The Milvus with the status that is written for it; the reason says why x-2 is refused."""
+    problems = {"x-2": mo.Reason(reason, "why")} if reason else {}
+    return milvus | {"status": mo.status_of(milvus, read(milvus), pods(there), problems, NOW)}
 
 
 def refused(reason: str) -> Obj:
-    return written(milvus(3), READY[:2], create=mo.Words(reason, "why"))
+    return written(milvus(), "x-0, x-1", reason)
 
 
-CHANGED = milvus(image="milvus:2")
+CHANGED = milvus(image="milvus:0")  # the template of old pods
 CHANGED["metadata"]["generation"] = 2
-NEW = [pod(f"x-{i}", "ready", image="milvus:2") for i in range(3)]
-CONFLICT = mo.strangers(milvus(2), [READY[0], STRANGER])
+BROKEN = pods("x-0, x-1, x-2 starting")
+BROKEN[2]["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ErrImagePull"}}}]
+UNPULLED = {"status": mo.status_of(milvus(), read(milvus()), BROKEN, {}, NOW)}
 STATES = {
     "was created, and no operator has seen it yet": [milvus() | {"status": UNSEEN}],
     "waits for its pods, or for an image that can't be pulled": [
-        written(milvus(), []),
-        written(milvus(), READY[:2]),
-        written(milvus(2), [READY[0], waiting("ImagePullBackOff")]),
+        written(milvus(), ""),
+        written(milvus(), "x-0, x-1, x-2 starting"),
+        milvus() | UNPULLED,
     ],
-    "has all its pods ready and up to date": [written(milvus(), READY), written(CHANGED, NEW)],
-    "is scaled to 0": [written(milvus(0), [])],
+    "has all its pods ready and up to date": [
+        written(milvus()),
+        written(CHANGED, "x-0 old, x-1 old, x-2 old"),
+    ],
+    "is scaled to 0": [written(milvus(0), "")],
     "was changed, and the operator has not looked since": [
-        CHANGED | {"status": written(milvus(), READY)["status"]}
+        CHANGED | {"status": written(milvus())["status"]}
     ],
-    "is in a rolling update": [written(CHANGED, READY)],
+    "is in a rolling update": [written(CHANGED, "x-0, x-1, x-2 old")],
     "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
-        written(milvus(milvusSpec="a: [b"), READY),
-        written(milvus(2), [READY[0], STRANGER], **CONFLICT),
-        *map(refused, ("QuotaExceeded", "Forbidden")),
+        written(milvus(milvusSpec="a: [b")),
+        *map(refused, ("Invalid", "NameConflict", "QuotaExceeded", "Forbidden")),
     ],
     "has an `APIError`, which is retried": [refused("APIError")],
 }
@@ -77,9 +81,7 @@ def test_argo_cd_shows_what_the_table_says(state: str, expected: str) -> None:
 
 def test_argo_cd_says_why() -> None:
     assert argo(refused("QuotaExceeded"))["message"] == "QuotaExceeded: why"
-    assert (
-        argo(written(milvus(), READY))["message"] == "Ready: 3 of 3 pods are ready and up to date"
-    )
+    assert argo(written(milvus()))["message"] == "Ready: 3 of 3 pods are ready and up to date"
     assert argo(milvus()) == {"status": "Healthy", "message": "the CRD has no status"}
 
 
@@ -100,6 +102,6 @@ def test_flux_shows_what_the_table_says(state: str, expected: str) -> None:
 
 
 def test_flux_waits_for_a_deletion() -> None:
-    ending = written(milvus(), READY)
+    ending = written(milvus())
     ending["metadata"]["deletionTimestamp"] = NOW
     assert flux(ending) == "InProgress"

@@ -36,23 +36,13 @@ def test_the_images_python_starts_verifies_certificates_and_reads_deep_json() ->
     python = find_python(named[1])
     if not python:
         pytest.skip(f"this machine has no Python {named[1]}, which the image has")
-    pins = b"".join(
-        (TOP / file).read_bytes() for file in ("requirements.txt", "tests/requirements.txt")
-    )
+    files = ("requirements.txt", "tests/requirements.txt")
+    pins = b"".join((TOP / file).read_bytes() for file in files)
     folder = cache().parent / f"python-{named[1]}-{hashlib.sha256(pins).hexdigest()[:12]}"
     if not (folder / "ready").exists():
         environment(folder, python, NEWEST)
         (folder / "ready").touch()
-    run = [
-        str(folder / "bin/python"),
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "platform",
-        "-p",
-        "no:cacheprovider",
-        *TESTS,
-    ]
+    pytest_options = ["-q", "-m", "platform", "-p", "no:cacheprovider"]
+    run = [str(folder / "bin/python"), "-m", "pytest", *pytest_options, *TESTS]
     done = subprocess.run(run, cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
