@@ -16,8 +16,9 @@ ONLY = -e '1,/^---$$/d' -e 's/ClusterRole/Role/g' -e 's/--all-namespaces, //' \
 	-e 's/: milvus-polling-operator-system/: $(NAMESPACE)/' \
 	-e 's/^metadata: {\(.*\)}/metadata: {\1, namespace: $(NAMESPACE)}/'
 DOCKER ?= docker
-ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; else answer=$(if $(filter 1,$(YES)),y); fi; \
-	[ "$$answer" = y ] || { echo "Nothing was removed.$(if $(YES),, Without a terminal, YES=1 is needed.)"; exit 1; }
+ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
+	else answer=$(if $(filter 1,$(YES)),y); hint=' Without a terminal, YES=1 is needed.'; fi; \
+	[ "$$answer" = y ] || { echo "Nothing was removed.$$hint"; exit 1; }
 
 .PHONY: help demo check test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
