@@ -128,7 +128,9 @@ def release(image: str) -> Files:
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
-            entry = tarfile.TarInfo(path)  # of root and of 1970, so that the bytes are always the same
+            entry = tarfile.TarInfo(
+                path
+            )  # of root and of 1970, so that the bytes are always the same
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"

@@ -186,9 +186,7 @@ def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
     os.write(master, f"{answer}\n".encode())
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
     command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
-    done = subprocess.run(
-        command, cwd=TOP, env=env, stdin=terminal, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=TOP, env=env, stdin=terminal, capture_output=True, text=True)
     os.close(master)
     os.close(terminal)
     return done.returncode, done.stdout
