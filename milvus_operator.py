@@ -1041,21 +1041,23 @@ def from_kubeconfig(
     if not context:  # the merger takes the last current-context of several files, kubectl the first
         contexts = [file.get("current-context") for file in merged.config_files.values()]
         context = next(filter(None, contexts), None)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, complaints() as said:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         loader = KubeConfigLoader(
             merged.config, context, config_base_path=None, temp_file_path=folder
         )
-        loader.load_and_set(settings)
+        said = logging.handlers.BufferingHandler(100)  # if a plugin fails, the loader only logs it
+        logging.root.addHandler(said)
+        try:
+            loader.load_and_set(settings)
+        finally:
+            logging.root.removeHandler(said)
         here = merged.config["contexts"].get_with_name(context)["context"]
-        cluster = merged.config["clusters"].get_with_name(here["cluster"])["cluster"]
         named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
         user = mapping(named.value.get("user")) if named else {}
         if any(key.startswith("as") for key in user):
-            raise Unusable(
-                f"cannot use {names}: impersonation (`as`, `as-groups`) is not supported"
-            )
-        if "proxy-url" in cluster:
-            settings.no_proxy = None  # as in kubectl
+            raise Unusable(f"cannot use {names}: impersonation (`as`) is not supported")
+        if hasattr(loader, "proxy"):
+            settings.no_proxy = None  # as in kubectl, proxy-url comes first
         else:
             settings.proxy = environment_proxy(settings.host)
         files = [*merged.paths, settings.ssl_ca_cert, settings.cert_file, settings.key_file]
@@ -1069,19 +1071,8 @@ def from_kubeconfig(
             context,
             contents_of(lasting),
             expiry.timestamp() if expiry else math.inf,
-            " ".join(record.getMessage() for record in said),
+            " ".join(record.getMessage() for record in said.buffer),
         )
-
-
-@contextlib.contextmanager
-def complaints() -> Iterator[list[logging.LogRecord]]:
-    """What the loader says: when an exec plugin fails, it only logs that."""
-    handler = logging.handlers.BufferingHandler(100)
-    logging.root.addHandler(handler)
-    try:
-        yield handler.buffer
-    finally:
-        logging.root.removeHandler(handler)
 
 
 def contents_of(files: Iterable[str]) -> dict[str, bytes]:
@@ -1150,9 +1141,8 @@ class Cluster:
         self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
         self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
-        self.answered = self.changed = (
-            clock()
-        )  # when a response last came; when a list was last new
+        self.answered = clock()  # when a response last came
+        self.changed = clock()  # when a list last showed something new
         self.rejected = False  # whether the server has rejected the credentials
         self.renewer = ThreadPoolExecutor(1)
         self.renewal: Future[Connection] | None = None
@@ -1176,9 +1166,7 @@ class Cluster:
             self.renewal = self.renewer.submit(self.connect, now.context)
             concurrent.futures.wait([self.renewal], timeout=1)
         if not self.renewal.done():
-            self.connection = now._replace(
-                complaint="waiting for the exec plugin of the kubeconfig"
-            )
+            self.connection = now._replace(complaint="the kubeconfig's exec plugin still runs")
             return
         try:
             new = self.renewal.result()
@@ -1263,13 +1251,14 @@ class Cluster:
             start = ITEMS.search(body)
             if not start:
                 raise ApiError(0, "the response is not a list: is this a Kubernetes API server?")
-            items = body[start.end() : body.rfind(b"]")]
+            begin, end = start.end(), body.rfind(b"]")
+            items = body[begin:end]
             digest = hashlib.blake2b(items).digest()
             if digest not in known:
                 known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
             pages[digest] = known[digest]
             limit = max(1, min(PAGE, PAGE_BYTES * (len(known[digest]) + 1) // (len(items) + 1)))
-            return mapping(parse(body.replace(items, b"", 1)).get("metadata"))
+            return mapping(parse(body[:begin] + body[end:]).get("metadata"))
 
         target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
         while token != "":
@@ -1296,9 +1285,7 @@ class Cluster:
             self.request("create", self.claims, claim, body=claim)
             return True
         if is_ending(present):
-            text = (
-                f"claim {name_of(claim)} is being deleted; the pod will be created once it is gone"
-            )
+            text = f"claim {name_of(claim)} is being deleted; the pod is created once it is gone"
             raise ApiError(409, text, CLAIM_TERMINATING)
         return False
 
@@ -1309,7 +1296,8 @@ class Cluster:
             raise ApiError(422, f"admission removes {lacking} from new pods; the operator needs it")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run whether the API server would accept such a pod, under a free name. A quota does not count: the old pod will make room."""
+        """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
+        quota does not count: the old pod will make room."""
         metadata = pod["metadata"] | {"generateName": f"{name_of(pod)}-"}
         del metadata["name"]
         try:
@@ -1317,10 +1305,6 @@ class Cluster:
         except ApiError as error:
             if error.why().reason != QUOTA_EXCEEDED:
                 raise
-
-    def look(self, pod: Obj) -> Obj:
-        """The pod that has this name."""
-        return slim_pod(self.request("get", self.pods, pod))
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
@@ -1399,9 +1383,7 @@ class Memory:
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
     restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
-    settled: tuple[
-        str, ...
-    ] = ()  # the versions when nothing was left to do (it is looked at again)
+    settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
     wake: float = math.inf  # when it is looked at again in any case
     written: float = -math.inf  # when something was last written (it waits in another order)
     unreported: float = math.inf  # since when pods change and no status was written (it is written)
@@ -1627,7 +1609,7 @@ class Operator:
         self.tasks[pool.submit(self.work, job, start)] = uid_of(job.milvus)
 
     def work(self, job: Job, start: int) -> None:
-        """A worker's task: decide, carry out a batch of actions and, if no pod needs one, report."""
+        """A worker's task: decide, carry out a batch of actions and, if there is none, report."""
         with self.slots:
             _, error = attempt(self.act_and_report, job, start)
         if error:
@@ -1648,6 +1630,7 @@ class Operator:
         if job.changed or len(job.todo) > BATCH:  # the next pass sees what came of it
             memory.unreported = min(memory.unreported, self.clock())
             if start > 0 or self.clock() < memory.unreported + self.interval:
+                job.unfinished = job.unfinished or not job.changed
                 return
         if self.is_over(job):
             job.unfinished = True
@@ -1710,14 +1693,15 @@ class Operator:
                 tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
         _, error = attempt(cluster.create, pod)
         if error and error.reason == "AlreadyExists":
-            self.name_is_taken(job, cluster.look(pod), job.memory.back_offs.get(ordinal))
+            self.name_is_taken(job, cluster.request("get", cluster.pods, pod), ordinal)
         if error:
             raise error
 
-    def name_is_taken(self, job: Job, pod: Obj, before: BackOff | None) -> None:
+    def name_is_taken(self, job: Job, pod: Obj, ordinal: int) -> None:
         """Raise what it means that there is a pod of this name, which the lists do not show."""
-        if before and before.why.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
-            raise ApiError(422, before.why.message)  # it still lacks what admission has removed
+        before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
+        if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
+            raise ApiError(422, before.message)  # it still lacks what admission has removed
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
@@ -2077,18 +2061,7 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
-    namespaces: tuple[str, ...],
-    all_namespaces: bool,
-    interval: float,
-    once: bool,
-    dry_run: bool,
-    kubeconfig: str | None,
-    context: str | None,
-    timeout: float,
-    workers: int,
-    health_port: int | None,
-    log_format: str,
-    verbose: bool,
+    namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
@@ -2096,18 +2069,17 @@ def main(
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        variable = "or MILVUS_OPERATOR_NAMESPACE"
-        raise click.UsageError(
-            f"-A/--all-namespaces can't be combined with -n/--namespace {variable}"
-        )
-    start_log(verbose, log_format)
+        text = "-A/--all-namespaces can't be combined with -n/--namespace"
+        raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
+    start_log(options["verbose"], options["log_format"])
+    workers = options["workers"]
     threading.stack_size(
         16 << 20
     )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
-    reconnect = functools.partial(connect, kubeconfig, 2 * workers)
-    cluster = Cluster(reconnect, context, timeout, dry_run)
+    reconnect = functools.partial(connect, options["kubeconfig"], 2 * workers)
+    cluster = Cluster(reconnect, options["context"], options["timeout"], options["dry_run"])
     everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
     managed = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
@@ -2123,8 +2095,8 @@ def main(
         cluster.server,
         cluster.would,
     )
-    if health_port:
-        serve_health(operator, health_port)
+    if options["health_port"]:
+        serve_health(operator, options["health_port"])
     if once:
         sys.exit(0 if operator.run_once() else 1)
     operator.run()
