@@ -20,10 +20,10 @@ ASK := if [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
 	else answer=$(if $(filter 1,$(YES)),y); hint=' Without a terminal, YES=1 is needed.'; fi; \
 	[ "$$answer" = y ] || { echo "Nothing was removed.$$hint"; exit 1; }
 
-.PHONY: help demo check test matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
+.PHONY: help demo check test test-all matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
 demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
@@ -31,7 +31,10 @@ demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 check: lint ## run ruff, mypy and the tests that need no cluster
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not cluster" $(PYTEST_ARGS)
 
-test: $(VENV)/ready ## run all tests (PYTEST_ARGS='-k roll' for some)
+test: $(VENV)/ready ## run all that a change must pass (PYTEST_ARGS='-k roll' for some)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(VENV)/ready ## run all tests, also those that take many minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers

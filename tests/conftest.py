@@ -1,4 +1,4 @@
-"""The fixtures: one control plane for all tests, and a namespace, an operator and a wire for each test."""
+"""The fixtures: one control plane for all; a namespace, an operator and a wire for each test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a cluster; run the long ones, which have their own time limit, first."""
+    """Mark the tests that need a cluster; run the long ones, which have a time limit, first."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before a worker reports what it collected
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what is missing of the control plane if a selected test needs it, outside the tests' time limits."""
+    """Build what is missing of the control plane, outside the tests' time limits."""
     if (
         any(item.get_closest_marker("cluster") for item in session.items)
         and not session.config.option.collectonly

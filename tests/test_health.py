@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import re
+import resource
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import (
-    Clock,
-    Command,
-    Kube,
-    eventually,
-    http_get,
-    kubeconfig,
-    make_pass,
-    new_operator,
-)
+from tests.lib.front import Request
+from tests.lib.kit import TOP, Command, Kube, eventually, http_get, kubeconfig
 from tests.lib.wire import Handler, Wire
+from tests.lib.world import World, milvus
 
 Start = Callable[..., Command]
 
@@ -32,12 +27,12 @@ def metrics(port: int) -> dict[str, float]:
     """Each sample by its name and labels, read by Prometheus's own parser."""
     code, text = http_get(port, "/metrics")
     assert code == 200
-    return {
-        sample.name
-        + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    samples = dict[str, float]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [f"{key}={value}" for key, value in sorted(sample.labels.items())]
+            samples[" ".join([sample.name, *labels])] = sample.value
+    return samples
 
 
 @pytest.mark.platform
@@ -49,7 +44,7 @@ def test_health_readiness_and_metrics(kube: Kube, command: Start) -> None:
     process = command("--health-port", str(port), "--interval", "0.2")
     process.says("pass over")
     eventually(lambda: kube.names() == ["waits-0", "x-0", "x-1"])
-    assert http_get(port, "/healthz") == (200, "ok\n")
+    assert http_get(port, "/healthz?verbose") == (200, "ok\n")
     assert http_get(port, "/readyz") == (200, "ok\n")
     assert http_get(port, "/nowhere")[0] == 404
     seen = eventually(
@@ -94,84 +89,127 @@ def test_an_unreachable_server_does_not_cause_a_restart(
     port = free_ports(1)[0]
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     process = command("--kubeconfig", file, "--health-port", str(port))
-    process.says("cannot reach")
+    process.says("cannot list from")
     assert http_get(port, "/healthz") == (200, "ok\n")
-    assert http_get(port, "/readyz") == (503, "no\n"), "nothing has been listed yet"
-    seen = metrics(port)
-    assert seen["milvus_operator_api_requests_total code=error resource=pods verb=list"] >= 1
-    assert seen["milvus_operator_passes_total result=failure"] >= 1
-    assert process.stop() == 0
-
-
-def test_a_stuck_loop_is_detected(kube: Kube, clock: Clock) -> None:
-    operator, patient = (
-        new_operator(kube, clock=clock),
-        new_operator(kube, clock=clock, interval=3600),
+    code, text = http_get(port, "/readyz")
+    assert (code, text) == (503, "not every namespace has been listed yet\n")
+    seen = eventually(
+        lambda: (m := metrics(port)).get("milvus_operator_passes_total result=failure") and m
     )
-    for one in (operator, patient):
-        make_pass(one)
-        assert one.is_turning()
-    clock.skip(45)
-    assert operator.is_turning(), "10 s timeout, 30 s of back-off, 10 s for the rest"
-    clock.skip(10)
-    assert not operator.is_turning()
-    make_pass(operator)
-    assert operator.is_turning()
-    clock.skip(3540)
-    assert patient.is_turning(), "it waits for the next pass"
-    clock.skip(60)
-    assert not patient.is_turning()
-
-
-def test_a_slow_list_is_not_a_stuck_loop(
-    kube: Kube, wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mo, "PAGE", 1)
-    kube.create("a", replicas=0)
-    kube.create("b", replicas=0)
-    kube.create("c", replicas=0)
-    operator = new_operator(kube, server=wire.url, clock=clock)
-    turned = []
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "GET":
-            clock.skip(45)
-            turned.append(operator.is_turning())
-        return False
-
-    wire.fault = fault
-    make_pass(operator)
-    assert len(turned) > 3
-    assert all(turned), "each request has its timeout"
-    assert operator.is_turning()
-
-
-def test_a_list_without_an_answer_is_detected(kube: Kube, wire: Wire, clock: Clock) -> None:
-    operator, turned = new_operator(kube, server=wire.url, clock=clock), []
-
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        clock.skip(55)
-        turned.append(operator.is_turning())
-        return False
-
-    wire.fault = fault
-    make_pass(operator)
-    assert turned[0] is False
-
-
-def test_a_slow_client_of_the_health_port_delays_nobody(command: Start, kube: Kube) -> None:
-    port = free_ports(1)[0]
-    process = command("--health-port", str(port))
-    eventually(lambda: http_get(port, "/healthz")[0] == 200, ignoring=(OSError,))
-    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-    assert http_get(port, "/healthz")[0] == 200
-    slow[0].settimeout(20)
-    assert slow[0].recv(1) == b"", "the server does not wait for it forever"
-    started = time.monotonic()
+    assert seen["milvus_operator_api_requests_total code=error resource=pods verb=list"] >= 1
     assert process.stop() == 0
-    assert time.monotonic() - started < 5
-    for sock in slow:
+
+
+@pytest.mark.parametrize(("interval", "patience"), [(5, 30), (3600, 3600)])
+def test_a_loop_that_is_stuck_is_detected(interval: float, patience: float) -> None:
+    """It may wait for the next pass, or to list again; and each request has its timeout."""
+    world = World(interval=interval)
+    operator, timeout = world.operator, 10
+    assert not operator.is_ready()
+    operator.run_pass()
+    assert operator.is_ready()
+    world.clock.advance(patience + timeout + 9)
+    assert operator.is_alive()
+    world.clock.advance(2)
+    assert not operator.is_alive()
+    operator.run_pass()
+    assert operator.is_alive()
+
+
+def test_a_long_list_is_not_a_stuck_loop() -> None:
+    """Each page is progress; a page that never comes is none."""
+    world = World(*[milvus(f"x{number}", replicas=0) for number in range(300)])
+    alive = []
+
+    def page(request: Request) -> None:
+        world.clock.advance(45)
+        alive.append(world.operator.is_alive())
+
+    world.server.when("list", "milvuses", page)
+    world.operator.run_pass()
+    assert len(alive) > 2
+    assert all(alive)
+    world.server.when("list", "milvuses", page)
+    world.operator.run_pass()
+    assert not alive[-1]
+
+
+@pytest.fixture
+def idle() -> Iterator[Callable[[int, int], list[socket.socket]]]:
+    """Opens connections to a port that say nothing."""
+    opened = list[socket.socket]()
+
+    def open_them(port: int, count: int) -> list[socket.socket]:
+        for _ in range(count):
+            opened.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+        return opened
+
+    yield open_them
+    for sock in opened:
         sock.close()
+
+
+def test_hundreds_of_idle_clients_delay_nobody(
+    command: Start, kube: Kube, idle: Callable[[int, int], list[socket.socket]]
+) -> None:
+    port = free_ports(1)[0]
+    process = command("--health-port", str(port), "--interval", "0.3")
+    eventually(lambda: http_get(port, "/healthz")[0] == 200, ignoring=(OSError,))
+    slow = idle(port, 500)
+    for path in ("/healthz", "/metrics"):
+        assert http_get(port, path)[0] == 200
+    assert slow[0].recv(1) == b"", "the server does not wait for it forever"
+    pid = process.process.pid
+    assert len(list(Path(f"/proc/{pid}/fd").iterdir())) < 200
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) < 200
+    kube.create()
+    kube.ready("x-0")
+    assert process.stop() == 0
+    assert "Traceback" not in process.log
+
+
+def test_without_file_handles_it_goes_on(kube: Kube, tmp_path: Path) -> None:
+    """While there are none, a pass fails with a line; the next one succeeds."""
+    code = """if True:
+        import os, resource, sys, threading, time
+        import milvus_operator
+
+        def use_up():
+            for _ in range(2):
+                time.sleep(3)
+                taken = []
+                try:
+                    while True:
+                        taken.append(os.open("/dev/null", 0))
+                except OSError:
+                    pass
+                time.sleep(3)
+                for handle in taken:
+                    os.close(handle)
+
+        threading.Thread(target=use_up, daemon=True).start()
+        milvus_operator.main()
+    """
+    file = kubeconfig(tmp_path / "config", kube.plane)
+    options = ["-n", kube.ns, "--kubeconfig", file, "--interval", "0.5", "--workers", "4"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *options],
+        cwd=TOP, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
+    )  # fmt: skip
+    try:
+        for number in range(60):  # each needs new connections, or a kubeconfig that has changed
+            kubeconfig(tmp_path / "config", kube.plane, namespace=f"changed-{number}")
+            kube.create(f"a{number}")
+            time.sleep(0.2)
+        eventually(lambda: len(kube.names()) == 60, 60)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        log = process.communicate()[1]
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
+    assert "Too many open files" in log
 
 
 @pytest.mark.parametrize("in_pod", [True, False])
@@ -179,12 +217,8 @@ def test_only_in_a_pod_does_health_listen_on_all_addresses(
     command: Start, kube: Kube, in_pod: bool
 ) -> None:
     port = free_ports(1)[0]
-    process = command(
-        "-v",
-        "--health-port",
-        str(port),
-        env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None,
-    )
+    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if in_pod else None
+    process = command("-v", "--health-port", str(port), env=env)
     process.says("pass over")
     socket.create_connection(("127.0.0.1", port)).close()
     if in_pod:
@@ -201,10 +235,8 @@ def test_a_port_in_use_is_one_clear_line(command: Start, kube: Kube) -> None:
         port = sock.getsockname()[1]
         process = command("--health-port", str(port))
         assert process.end() == 2
-    assert (
-        f"Error: cannot listen on port {port}: Address already in use; choose another with"
-        in process.log
-    )
+    text = f"Error: cannot listen on port {port}: Address already in use; choose another with"
+    assert text in process.log
     assert "Traceback" not in process.log
 
 

@@ -38,13 +38,12 @@ PORTS = (
 
 @pytest.fixture(scope="session")
 def server() -> Path:
-    """A folder with the server's binary in bin/ and a virtual environment with its client; made once."""
+    """A folder with the server's binary in bin/ and an environment with its client; made once."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
     pins = MILVUS / "requirements.txt"
-    folder = (
-        controlplane.cache().parent / f"milvus-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
+    folder = controlplane.cache().parent / f"milvus-{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / "venv" / "bin" / "python"
     unpack = """
@@ -59,25 +58,16 @@ config.write_config()
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
+            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             for command in (
                 [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
-                [
-                    str(python),
-                    "-m",
-                    "pip",
-                    "install",
-                    "-q",
-                    "--disable-pip-version-check",
-                    "-r",
-                    str(pins),
-                ],
+                [*pip, "-r", str(pins)],
                 [str(python), "-c", unpack, str(folder)],
             ):
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
-                    pytest.fail(
-                        f"the Milvus server cannot be installed: {' '.join(done.stderr.split())[-500:]}"
-                    )
+                    said = " ".join(done.stderr.split())[-500:]
+                    pytest.fail(f"the Milvus server cannot be installed: {said}")
             (folder / "ready").touch()
     return folder
 
@@ -104,11 +94,9 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def environment(self) -> dict[str, str]:
-        """The environment of the container, expanded as by the kubelet, with paths and ports changed."""
-        ours = {
-            variable["name"]: variable["value"].replace("$$", "$")
-            for variable in self.container["env"]
-        }
+        """The environment, expanded as by the kubelet, with paths and ports changed."""
+        variables = self.container["env"]
+        ours = {one["name"]: one["value"].replace("$$", "$") for one in variables}
         moved = {
             "localhost:2479": f"localhost:{self.etcd}",
             "/var/lib/milvus": str(self.data),
@@ -128,13 +116,9 @@ class Server:
     def start(self) -> None:
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.container["args"],
-                cwd=self.home,
-                env=self.environment(),
-                stdout=log,
-                stderr=log,
-                executable=f"{self.folder}/bin/milvus",
-            )
+                self.container["args"], cwd=self.home, env=self.environment(),
+                stdout=log, stderr=log, executable=f"{self.folder}/bin/milvus",
+            )  # fmt: skip
         eventually(self.ready, 120)
 
     def ready(self) -> bool:
@@ -142,35 +126,25 @@ class Server:
         assert self.process
         assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         probe = self.container["readinessProbe"]["httpGet"]
-        names = {"milvus": "PROXY_PORT", "metrics": "METRICS_PORT"}
-        url = f"{probe['scheme'].lower()}://127.0.0.1:{self.ports[names[probe['port']]]}{probe['path']}"
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(
-                url, timeout=self.container["readinessProbe"]["timeoutSeconds"]
-            ) as answer,
-        ):
+        assert probe["port"] == 9091
+        url = f"{probe['scheme'].lower()}://127.0.0.1:{self.ports['METRICS_PORT']}{probe['path']}"
+        seconds = self.container["readinessProbe"]["timeoutSeconds"]
+        with suppress(OSError), urllib.request.urlopen(url, timeout=seconds) as answer:
             return bool(answer.status == 200)
         return False
 
     def alive(self) -> bool:
         """Whether the liveness probe would pass."""
-        assert self.container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
-        with (
-            suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.ports["METRICS_PORT"]), timeout=1),
-        ):
+        assert self.container["livenessProbe"]["tcpSocket"] == {"port": 9091}
+        address = ("127.0.0.1", self.ports["METRICS_PORT"])
+        with suppress(OSError), socket.create_connection(address, timeout=1):
             return True
         return False
 
     def client(self, *arguments: str) -> Obj:
         """Run milvus/client.py against it."""
-        command = [
-            str(self.folder / "venv" / "bin" / "python"),
-            str(MILVUS / "client.py"),
-            str(self.ports["PROXY_PORT"]),
-            *arguments,
-        ]
+        python, script = self.folder / "venv/bin/python", MILVUS / "client.py"
+        command = [str(python), str(script), str(self.ports["PROXY_PORT"]), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -184,9 +158,9 @@ class Server:
 @pytest.fixture
 def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> Iterator[Server]:
     """The container that the operator generated, as the API server returns it."""
-    kube.create(
-        milvusSpec="proxy: {maxNameLength: 20}\ncommon: {storageType: local}\nno: {such: {setting: '$(HOME) $$'}}"
-    )
+    unknown = "no: {such: {setting: '$(HOME) $$'}}"
+    known = "proxy: {maxNameLength: 20}\ncommon: {storageType: local}"
+    kube.create(milvusSpec=f"{known}\n{unknown}")
     operator.run_pass()
     (container,) = kube.all_pods()["x-0"]["spec"]["containers"]
     running = Server(server, tmp_path, container)
@@ -196,14 +170,13 @@ def milvus(kube: Kube, operator: mo.Operator, server: Path, tmp_path: Path) -> I
         running.process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # the first run downloads the server
 def test_the_real_server_serves_takes_its_settings_and_keeps_its_data(
     kube: Kube, milvus: Server
 ) -> None:
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
-    assert milvus.environment()["no.such.setting"] == "$(HOME) $$", (
-        "an unknown setting does no harm"
-    )
+    assert milvus.environment()["no.such.setting"] == "$(HOME) $$", "which does no harm"
     milvus.start()
     assert milvus.alive()
     assert milvus.client("write") == {"count": 1000, "first": 7, "distance": 0.0}

@@ -28,6 +28,7 @@ def test_the_import_gives_no_warnings() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)  # the first run installs packages
 def test_the_images_python_starts_verifies_certificates_and_reads_deep_json() -> None:

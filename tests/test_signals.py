@@ -22,7 +22,7 @@ Start = Callable[..., Command]
 
 
 class Contained(Command):
-    """The command as process 1 of its own namespace, as in a container: it gets only the signals that it handles."""
+    """The command as process 1, as in a container: it gets only the signals that it handles."""
 
     def __init__(self, *arguments: str, env: dict[str, str]) -> None:
         unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -53,7 +53,7 @@ class Plain(Command):
 
 @pytest.fixture(params=[Plain, Contained])
 def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts the command, as an ordinary process or as process 1, and through a wire if there is one."""
+    """Starts the command, as an ordinary process or as process 1."""
     started = []
 
     def start(*arguments: str, wire: Wire | None = None) -> Plain | Contained:
@@ -67,7 +67,7 @@ def run(request: pytest.FixtureRequest, kube: Kube, tmp_path: Path) -> Iterator[
 
 
 def slow_creates(wire: Wire, seconds: float) -> threading.Event:
-    """From now on, creating a pod takes this long; the event is set when the first create is in progress."""
+    """From now on, creating a pod takes this long; the event is set once the first one is asked."""
     in_progress = threading.Event()
 
     def fault(handler: Handler, verb: str, path: str) -> bool:
@@ -88,7 +88,7 @@ def has_handler(pid: int) -> bool:
 
 def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Any]) -> None:
     """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
-    for delay in range(0, 800, 50):
+    for delay in (0, 100, 200, 300, 400, 600, 1200):
         process = run()
         while not has_handler(process.pid()):
             time.sleep(0.001)
@@ -97,17 +97,15 @@ def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Any]) -> N
         )
         time.sleep(delay / 1000)
         process.signal(signal.SIGTERM)
-        started = time.monotonic()
-        assert process.end() == 0, f"after {delay} ms: {process.log}"
-        assert time.monotonic() - started < 4, f"after {delay} ms: {process.log}"
+        assert process.end(10) == 0, f"after {delay} ms: {process.log}"
         assert "Traceback" not in process.log
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_right_after_its_first_line_ends_it_at_once(command: Start, signum: int) -> None:
-    for _ in range(10):
+    for _ in range(3):
         process = command()
-        process.says("serves")
+        process.says("a pass every")
         assert process.stop(signum) == 0, process.log
         assert process.log.endswith("INFO    stopped\n")
 
@@ -115,18 +113,14 @@ def test_a_signal_right_after_its_first_line_ends_it_at_once(command: Start, sig
 def test_a_signal_between_two_passes_ends_it_at_once(run: Callable[..., Any]) -> None:
     process = run("--interval", "3600")
     process.says("pass over")
-    started = time.monotonic()
     process.signal(signal.SIGTERM)
-    assert process.end() == 0
-    assert time.monotonic() - started < 4, (
-        "it does not wait out the seconds that writes in progress have"
-    )
+    assert process.end(10) == 0
     assert process.log.endswith("INFO    stopped\n")
 
 
 @pytest.mark.platform
 def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
-    """If a signal handler raises in a finalizer, such as that of an old connection, the exception is lost."""
+    """An exception that a handler raises in a finalizer, as of an old connection, would be lost."""
     code = """if True:
         import logging, os, signal, weakref
         import milvus_operator
@@ -140,17 +134,9 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(kube: Kube) -> None:
         logging.getLogger("milvus_operator").addHandler(Garbage())
         milvus_operator.main()
     """
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "-v",
-        "-n",
-        kube.ns,
-        "--kubeconfig",
-        str(kube.plane.kubeconfig()),
-    ]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20)
+    options = ["-v", "-n", kube.ns, "--kubeconfig", str(kube.plane.kubeconfig())]
+    command = [sys.executable, "-c", code, *options]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("INFO    stopped\n")
     assert done.stderr.count("pass over") == 1
@@ -184,8 +170,28 @@ def test_writes_in_progress_are_finished_before_it_ends(
     assert in_progress.wait(20)
     time.sleep(1.2)
     process.signal(signal.SIGTERM)
-    started = time.monotonic()
     assert process.end() == 0
-    assert time.monotonic() - started < 5
-    assert f"created pod {kube.ns}/x-0: missing" in process.log
+    assert f"created pod {kube.ns}/x-0\n" in process.log
+    assert kube.names() == ["x-0"]
+
+
+def test_a_write_that_hangs_delays_the_end_by_seconds_only(
+    kube: Kube, wire: Wire, run: Callable[..., Any]
+) -> None:
+    in_progress = slow_creates(wire, 60)
+    kube.create()
+    process = run(wire=wire)
+    assert in_progress.wait(20)
+    process.signal(signal.SIGTERM)
+    assert process.end(15) == 0, "four seconds, and a slow machine"
+
+
+def test_after_a_signal_no_write_begins(kube: Kube, wire: Wire, run: Callable[..., Any]) -> None:
+    in_progress = slow_creates(wire, 2)
+    kube.create(replicas=5)
+    process = run("--workers", "1", wire=wire)
+    assert in_progress.wait(20)
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0
+    assert len([request for request in wire.requests if request.verb == "POST"]) == 1
     assert kube.names() == ["x-0"]

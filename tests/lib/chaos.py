@@ -1,5 +1,5 @@
-"""What goes wrong in a cluster, drawn from seeds: faults on the wire, kills, and users who change their minds. Meanwhile,
-a recorder follows the API server."""
+"""What goes wrong in a cluster, drawn from seeds: faults on the wire, kills, and users who change
+their minds. Meanwhile, a recorder follows the API server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from local.controlplane import ControlPlane
-from tests import judge
-from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, rest
+from tests.lib import judge
+from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, plain, rest
 from tests.lib.wire import Handler, Wire
 
-# --------------------------------------------------------------------------------------
-# Faults on the wire
-# --------------------------------------------------------------------------------------
-
+# --- Faults on the wire ---
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
 STATUSES = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired", 422: "Invalid",
             429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}  # fmt: skip
@@ -108,14 +105,11 @@ class Faults:
         self.reads = self.writes = 0
 
 
-# --------------------------------------------------------------------------------------
-# Kills
-# --------------------------------------------------------------------------------------
-
-
+# --- Kills ---
 class Kills:
-    """The `fault` of several wires: kills something during a write. A copy of the operator is killed before its write
-    is forwarded ("before") or before it can read the answer ("after"), etcd or kube-apiserver during the write."""
+    """The `fault` of several wires: kills something during a write. A copy of the operator is
+    killed before its write is forwarded ("before") or before it can read the answer ("after"),
+    etcd or kube-apiserver during the write."""
 
     def __init__(self, plane: ControlPlane, seed: int, *todo: str) -> None:
         self.plane, self.random, self.todo = plane, random.Random(seed), list(todo)
@@ -143,36 +137,31 @@ class Kills:
         return True
 
 
-# --------------------------------------------------------------------------------------
-# Users
-# --------------------------------------------------------------------------------------
-
-
+# --- Users ---
 class Users:
-    """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random."""
+    """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random.
+    The names of some pods are those of strangers' pods."""
 
     def __init__(self, kube: Kube, seed: int) -> None:
         self.kube, self.random, self.changes = kube, random.Random(seed), 0
         self.names = [f"m{number}" for number in range(8)]
+        self.taken = {name: f"{name}-2" for name in self.names[:3]}
         self.deleted: set[str] = set()  # the UIDs of pods that they deleted
         self.storage = {"size": "1Gi", "storageClassName": kube.ns}
         kube.kubectl("create", "-f", "-", stdin="\n".join(map(self.volume, range(8))))
         kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
         rest(new_operator(kube), kube, "still-0", "still-1", "stored-0", "stored-1")
-        for name in self.names[:3]:  # other people's pods have the names of some ordinals
-            kube.create_pod(f"{name}-2")
+        for name in self.taken.values():
+            kube.create_pod(name)
         kube.create_pod("decoy", labels=judge.labels_for("m0-7"))
 
     def volume(self, number: int) -> str:
-        spec = {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": self.kube.ns,
-        }
-        name = f"{self.kube.ns}-{number}"
-        return json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-                           "spec": spec | {"hostPath": {"path": "/tmp"}}})  # fmt: skip
+        storage = {"capacity": {"storage": "1Gi"}, "storageClassName": self.kube.ns}
+        spec = storage | {"accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/tmp"}}
+        metadata = {"name": f"{self.kube.ns}-{number}"}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolume"}
+        return json.dumps(kind | {"metadata": metadata, "spec": spec})
 
     def change(self) -> None:
         """Make one change; if the API server refuses it, so be it."""
@@ -182,11 +171,10 @@ class Users:
             self.changes += 1
             if milvus:
                 self.change_milvus(name, milvus)
-            else:
-                stored = {"storage": self.storage} if name == self.names[-1] else {}
-                self.kube.create(
-                    name, replicas=self.random.randint(0, 4), image=self.image(), **stored
-                )
+                return
+            stored = {"storage": self.storage} if name == self.names[-1] else {}
+            replicas = self.random.randint(0, 4)
+            self.kube.create(name, replicas=replicas, image=self.image(), **stored)
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
         kube, dice = self.kube, self.random
@@ -196,9 +184,8 @@ class Users:
             "settings": {"milvusSpec": f"log: {{level: '{dice.randint(0, 9)}'}}"},
             "mark": {"pod": {"metadata": {"annotations": {"mark": str(dice.randint(0, 9))}}}},
         }
-        action = dice.choice(
-            [*updates, "replicas", "image", "waver", "waver", "delete", "orphan", "pod", "labels"]
-        )
+        others = ["replicas", "image", "waver", "waver", "delete", "orphan", "pod"]
+        action = dice.choice([*updates, *others])
         if action in updates:
             kube.change(name, **updates[action])
         elif action == "waver":  # a change that is reverted at once
@@ -206,21 +193,15 @@ class Users:
             kube.change(name, **update)
             time.sleep(dice.uniform(0, 0.3))
             kube.change(name, **{key: milvus["spec"][key] for key in update})
-        elif action in ("delete", "orphan"):
-            kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
+        elif action == "pod":
+            pods = kube.all_pods().values()
+            known = [pod for pod in pods if judge.owner_of(pod).get("name") in self.names]
+            for pod in dice.sample(known, min(1, len(known))):
+                self.delete_pod(pod)
         else:
-            pods = [
-                pod
-                for pod in kube.all_pods().values()
-                if judge.owner_of(pod) and not judge.QUIET.fullmatch(judge.name_of(pod))
-            ]
-            for pod in dice.sample(pods, min(1, len(pods))):
-                self.change_pod(action, pod)
+            kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
 
-    def change_pod(self, action: str, pod: Obj) -> None:
-        if action == "labels":
-            self.kube.patch_pod(judge.name_of(pod), labels={"apps.kubernetes.io/pod-index": None})
-            return
+    def delete_pod(self, pod: Obj) -> None:
         self.deleted.add(judge.uid_of(pod))
         conditions = {"preconditions": {"uid": judge.uid_of(pod)}}
         try:
@@ -234,97 +215,80 @@ class Users:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
-        items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=lambda _, obj: obj)[
-            "items"
-        ]
+        items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=plain)["items"]
         return {judge.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> bool:
-        """Ask for three or four good pods of each Milvus; because its spec changes, nothing waits for a back-off."""
+        """Ask for three or four good pods of each; a new spec waits for no back-off."""
         for name in self.names:
             if name not in self.present():
                 self.kube.create(name, image="milvus:1")
-            self.kube.change(
-                name, replicas=self.random.randint(3, 4), image=f"milvus:last-{self.changes}"
-            )
+            replicas = self.random.randint(3, 4)
+            self.kube.change(name, replicas=replicas, image=f"milvus:last-{self.changes}")
         return True
 
     def are_served(self) -> bool:
-        """Whether every Milvus has what its spec asks for; if not, raises an AssertionError that says what is wrong."""
-        wrong = self.wrong()
+        """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
+        wrong, pods = dict[str, str](), self.kube.all_pods()
+        for name, milvus in self.present().items():
+            mine = {
+                pod: obj
+                for pod, obj in pods.items()
+                if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)
+            }
+            if fault := self.fault_of(milvus, mine):
+                wrong[name] = fault
         assert not wrong, wrong
         return True
 
-    def pods(self) -> dict[str, tuple[Obj, set[str], dict[str, Obj]]]:
-        """By the name of a Milvus: itself, the names of the pods that it should have, and the pods that it has."""
-        milvuses, found, taken = (
-            self.present(),
-            self.kube.all_pods(),
-            {f"{name}-2" for name in self.names[:3]},
-        )
-        return {
-            name: (
-                milvus,
-                {f"{name}-{number}" for number in range(milvus["spec"]["replicas"])} - taken,
-                {
-                    pod: obj
-                    for pod, obj in found.items()
-                    if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)
-                },
-            )
-            for name, milvus in milvuses.items()
-        }
-
-    def wrong(self) -> dict[str, str]:
-        """By the name of a Milvus, what does not match its spec yet."""
-        wrong = {}
-        for name, (milvus, wanted, mine) in self.pods().items():
-            status = milvus.get("status") or {}
-            conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
-            good = name not in self.names[:3]
-            expected = {"Ready": str(good), "Reconciled": str(good)} | (
-                {} if good else {"Stalled": "True"}
-            )
-            if mine.keys() != wanted:
-                wrong[name] = f"its pods are {sorted(mine)}"
-            elif any(judge.shown_by(pod) != judge.asked_for(milvus) for pod in mine.values()):
-                wrong[name] = "a pod has an earlier template"
-            elif not all(map(judge.is_ready, mine.values())):
-                wrong[name] = "a pod is not Ready"
-            elif conditions != expected or status.get("pods") != sorted(mine, key=judge.ordinal):
-                wrong[name] = f"its status is {conditions}, {status.get('pods')}"
-        return wrong
+    def fault_of(self, milvus: Obj, mine: dict[str, Obj]) -> str:
+        """What does not match the spec of a Milvus yet."""
+        name, status = judge.name_of(milvus), milvus.get("status") or {}
+        said = {c["type"]: c["status"] for c in status.get("conditions") or []}
+        expected = {"Ready": "True", "Reconciled": "True"}
+        if name in self.taken:
+            expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
+        if mine.keys() != {*judge.wanted(milvus)} - {self.taken.get(name)}:
+            return f"its pods are {sorted(mine)}"
+        if any(judge.shown_by(pod) != judge.asked_for(milvus) for pod in mine.values()):
+            return "a pod has an earlier template"
+        if not all(map(judge.is_ready, mine.values())):
+            return "a pod is not Ready"
+        if said != expected or sorted(status.get("pods") or []) != sorted(mine):
+            return f"its status is {said}, {status.get('pods')}"
+        return ""
 
 
-# --------------------------------------------------------------------------------------
-# The recorder
-# --------------------------------------------------------------------------------------
-
-
+# --- The recorder ---
 class Recorder:
-    """Watches all pods and Milvus resources of a namespace, and records each change with its revision."""
+    """Watches all pods, Milvus resources and claims of a namespace, and records each change."""
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.running = kube, True
-        self.history: list[tuple[int, str, Obj]] = []  # revision, ADDED … and the object
+        self.changes: list[judge.Change] = []
         self.errors: list[str] = []
-        paths = f"/api/v1/namespaces/{kube.ns}/pods", kube.milvuses_path
-        self.started = {path: threading.Event() for path in paths}
-        for path in paths:
-            threading.Thread(target=self.follow, args=[path], daemon=True).start()
+        core = f"/api/v1/namespaces/{kube.ns}"
+        paths = {
+            "Pod": f"{core}/pods",
+            "Milvus": kube.milvuses_path,
+            "PersistentVolumeClaim": f"{core}/persistentvolumeclaims",
+        }
+        self.started = {kind: threading.Event() for kind in paths}
+        for kind, path in paths.items():
+            threading.Thread(target=self.follow, args=[kind, path], daemon=True).start()
         for event in self.started.values():
             assert event.wait(20), "the recorder does not start"
 
-    def follow(self, path: str) -> None:
+    def follow(self, kind: str, path: str) -> None:
         revision = ""
         while self.running:
             try:
                 if not revision:
                     page = json.loads(self.kube.request("GET", path).data)
                     for item in page["items"]:
-                        self.add("ADDED", item)
+                        self.add("ADDED", item | {"kind": kind})
                     revision = page["metadata"]["resourceVersion"]
-                    self.started[path].set()
+                    self.started[kind].set()
                 for line in self.watch(path, revision):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
@@ -351,23 +315,18 @@ class Recorder:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from lines
 
-    def add(self, kind: str, obj: Obj) -> None:
+    def add(self, what: str, obj: Obj) -> None:
         obj["metadata"].pop("managedFields", None)  # half of the object
-        self.history.append((int(obj["metadata"]["resourceVersion"]), kind, obj))
+        self.changes.append((int(obj["metadata"]["resourceVersion"]), what, obj))
 
-    def judge(self, by_users: set[str]) -> Counter[str]:
-        """Replay the history and fail at the first harm; returns how often each thing happened."""
+    def count(self, name: str) -> int:
+        return [judge.name_of(obj) for *_, obj in [*self.changes]].count(name)
+
+    def history(self) -> judge.History:
+        """All changes so far."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        eventually(
-            lambda: (
-                self.errors
-                or sum(judge.name_of(obj) == "marker" for *_, obj in [*self.history]) >= 2
-            )
-        )
+        eventually(lambda: self.errors or self.count("marker") >= 2)
         self.running = False
         assert not self.errors, self.errors
-        history = judge.History(by_users)
-        for _, kind, obj in sorted(self.history, key=lambda one: one[0]):
-            (history.pod if "containers" in obj["spec"] else history.milvus)(kind, obj)
-        return history.seen
+        return judge.History(self.changes)

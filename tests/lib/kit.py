@@ -1,4 +1,4 @@
-"""Helpers of the tests: clients of the control plane, a namespace for each test, operators and commands."""
+"""Helpers of the tests: clients of a control plane, a namespace, operators, commands."""
 
 from __future__ import annotations
 
@@ -243,32 +243,44 @@ def new_operator(
     namespaces: list[str | None] | None = None,
     workers: int = 16,
 ) -> mo.Operator:
-    def connect() -> mo.Connection:
-        api = client(kube.plane, server, token)
-        api.user_agent = f"{mo.MANAGER}/test"
-        return mo.Connection(api, kube.ns)
-
-    cluster = mo.Cluster(connect, timeout, dry_run, clock or Clock())
+    api = client(kube.plane, server, token)
+    api.user_agent = f"{mo.MANAGER}/test"
+    connection = mo.Connection(api, kube.ns, None, {})
+    cluster = mo.Cluster(lambda _: connection, None, timeout, dry_run, clock or Clock())
     return mo.Operator(cluster, namespaces or [kube.ns], interval, workers)
 
 
-def operator_of(file: str, kube: Kube, clock: Clock) -> mo.Operator:
+def operator_of(file: str, kube: Kube, clock: Clock | None = None) -> mo.Operator:
     """An operator that finds its credentials as the command does."""
-    return mo.Operator(
-        mo.Cluster(functools.partial(mo.connect, file, None, 32), 10, False, clock),
-        [kube.ns],
-        5,
-        16,
-    )
+    connect = functools.partial(mo.connect, file, 32)
+    cluster = mo.Cluster(connect, None, 10, clock=clock or Clock())
+    return mo.Operator(cluster, [kube.ns], 5, 16)
 
 
-def make_pass(operator: mo.Operator, once: bool = False) -> bool:
-    """Make one pass; returns whether all went well."""
-    return "failed" not in operator.run_pass(once).happened
+def make_pass(operator: mo.Operator) -> bool:
+    """Make one pass; returns whether no list failed and no outage stands."""
+    return not operator.run_pass(60).outages
+
+
+def settle(operator: mo.Operator, passes: int = 40) -> None:
+    """Make passes until one finds nothing to write."""
+    for _ in range(passes):
+        this = operator.run_pass(60)
+        if not this.left and not this.written:
+            return
+        time.sleep(0.1)  # for the kubelets
+    raise AssertionError("there is always more to write")
+
+
+def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
+    """Make passes until these pods, and no others, are Ready, and nothing is left to write."""
+    settle(operator)
+    kube.ready(*names)
+    settle(operator)
 
 
 def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
-    """A wire to the control plane; with TLS if a folder with a certificate (crt) and its key is given."""
+    """A wire to the control plane; with TLS if there is a folder with a certificate and its key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certified else None
     if tls and certified:
         tls.load_cert_chain(certified / "crt", certified / "key")
@@ -276,7 +288,7 @@ def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
 
 
 def original_crd(**spec: Any) -> Obj:
-    """The CRD of the original example: three fields, no subresources; `spec` replaces the schema of spec."""
+    """The CRD of the original example: three fields, no subresources; or another schema of spec."""
     fields = {
         "milvusSpec": {"type": "string"},
         "image": {"type": "string"},
@@ -309,22 +321,6 @@ def original_crd(**spec: Any) -> Obj:
             ],
         },
     }
-
-
-def settle(operator: mo.Operator, passes: int = 40) -> None:
-    """Make passes until one finds nothing to write."""
-    for _ in range(passes):
-        if operator.run_pass(once=True).counted() == "nothing written":
-            return
-        time.sleep(0.1)  # for the kubelets
-    raise AssertionError("there is always more to write")
-
-
-def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
-    """Make passes until these pods, and no others, are Ready, and nothing is left to write."""
-    settle(operator)
-    kube.ready(*names)
-    settle(operator)
 
 
 class Command:
@@ -368,19 +364,22 @@ class Command:
         self.process.communicate()
 
 
-def kubeconfig(path: Path, plane: ControlPlane, **changes: Any) -> str:
-    """A copy of the administrator's kubeconfig, changed: server, tls_server_name, certificate_authority_data, token, namespace."""
+def kubeconfig(path: Path, plane: ControlPlane, user: Any = None, **changes: Any) -> str:
+    """A copy of the administrator's kubeconfig, with another user, and these changes: token and
+    namespace, or any field of the cluster."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
-    cluster = content["clusters"][0]["cluster"]
-    parts = {"server": cluster, "tls_server_name": cluster, "certificate_authority_data": cluster, "token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}  # fmt: skip
+    if user is not None:
+        content["users"][0]["user"] = user
+    parts = {"token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}
     for key, value in changes.items():
-        parts[key][key.replace("_", "-")] = value
+        part = parts.get(key, content["clusters"][0]["cluster"])
+        part[key.replace("_", "-")] = value
     path.write_text(yaml.safe_dump(content))
     return str(path)
 
 
 def refusing(verb: str, part: str, code: int, message: str = "not now", reason: str = "") -> Any:
-    """A fault that gives this answer to requests with this verb and this part in the path, and counts them."""
+    """A fault that answers requests of this verb, with this part in the path, and counts them."""
 
     def fault(handler: Handler, asked: str, path: str) -> bool:
         hit = asked == verb and part in path

@@ -2,13 +2,11 @@
 
 It forwards every request unchanged. A test may set `fault` to a function that is called with the
 handler and the request's verb and path; if it returns true, it has handled the request. A test may
-set `copy`, so that the judge hears about each request and each answer that is delivered. An answer
-that takes longer than `patience` is dropped, so that the judge knows that the copy has not read it.
+set `copy`, so that the judge hears of each request, and of each list that is delivered.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import ssl
@@ -22,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import urllib3
 
-from tests.lib.judge import Asked, Copy
+from tests.lib.judge import Copy
 
 
 class Request(NamedTuple):
@@ -42,7 +40,6 @@ class Wire:
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.copy: Copy | None = None
-        self.patience = math.inf  # seconds to wait for an answer
         self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server, self.tls = server, tls
         self.listen(0)
@@ -50,16 +47,13 @@ class Wire:
 
     def listen(self, port: int) -> None:
         self.up = True
-        self.http = ThreadingHTTPServer(
-            ("127.0.0.1", port), type("Bound", (Handler,), {"wire": self})
-        )
-        self.http.daemon_threads = True
+        self.http = Server(("127.0.0.1", port), type("Bound", (Handler,), {"wire": self}))
         if self.tls:
             self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
     def spoil(self, verb: str, part: str, code: int, body: bytes, after: float = 0) -> None:
-        """From now on, give this answer, after some seconds, to requests with this verb and this part in the path."""
+        """From now on, give this answer to requests of this verb with this part in the path."""
 
         def fault(handler: Handler, asked: str, path: str) -> bool:
             hit = asked == verb and part in path
@@ -91,6 +85,13 @@ class Wire:
         self.http.server_close()
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that disconnects is not worth a traceback."""
+
+
 class Handler(BaseHTTPRequestHandler):
     wire: Wire
     seen = b""  # the body of the request
@@ -98,7 +99,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.wire.connections.append(self.client_address)
-        self.asked: Asked | None = None
         super().setup()
 
     def handle_request(self) -> None:
@@ -107,33 +107,22 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        self.asked = (
-            self.wire.copy.asks(self.command, self.path, self.seen) if self.wire.copy else None
-        )
+        copy = self.wire.copy
+        self.asked = copy.asks(self.command, self.path, self.seen) if copy else None
         try:
             self.deal_with_it()
         except urllib3.exceptions.HTTPError:  # the API server is down
             self.reset()
-        if self.asked:
-            self.asked.over = True
 
     def deal_with_it(self) -> None:
         if not self.wire.up:
             self.reset()
-        elif (
-            not (self.wire.fault and self.wire.fault(self, self.command, self.path))
-            and not self.wire.over.is_set()
-        ):
-            end = time.monotonic() + self.wire.patience
+            return
+        handled = self.wire.fault and self.wire.fault(self, self.command, self.path)
+        if not handled and not self.wire.over.is_set():
             answer = self.forward()
-            if time.monotonic() < end:
-                self.answer(
-                    answer.status,
-                    answer.data,
-                    answer.headers.get("Content-Type", "application/json"),
-                )
-            else:
-                self.reset()
+            kind = answer.headers.get("Content-Type", "application/json")
+            self.answer(answer.status, answer.data, kind)
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
 
@@ -148,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.wire.upstream.request(
             self.command, self.wire.server + self.path, body=body, headers=headers
         )
+        if self.asked:
+            self.asked.is_done = answer.status == 200
         if self.wire.keep:
             who = self.headers.get("Authorization", "")
             self.wire.requests.append(
@@ -163,8 +154,8 @@ class Handler(BaseHTTPRequestHandler):
         length: int = 0,
         headers: dict[str, str] | None = None,
     ) -> None:
-        if self.wire.copy and self.asked and not length:
-            self.wire.copy.gets(self.asked, code, body)
+        if self.wire.copy and code == 200 and not length:
+            self.wire.copy.gets(body)
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length or len(body)))
