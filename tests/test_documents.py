@@ -70,7 +70,6 @@ def test_make_help_lists_every_target_and_those_in_the_documents_exist() -> None
     used = {*re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.M)}
     assert {"demo", "test"} <= used <= targets
     assert subprocess.run(["make"], cwd=TOP, capture_output=True, text=True).stdout == said
-    assert [line for line in said.splitlines() if len(line) > 80] == []
 
 
 def test_every_status_that_the_operator_can_show_is_explained() -> None:
@@ -311,11 +310,11 @@ def test_the_commands_to_try_it_on_a_cluster(kube: Kube, tmp_path: Path) -> None
     said, running = dict[str, str](), None
     try:
         for line in section("Try it on your cluster"):
-            shell = {"args": line.replace("make", make), "shell": True, "cwd": TOP, "env": env}
+            command = ["sh", "-c", line.replace("make", make)]
             if line == "make run":
-                running = subprocess.Popen(**shell, start_new_session=True)  # type: ignore[call-overload]
+                running = subprocess.Popen(command, cwd=TOP, env=env, start_new_session=True)
                 continue
-            done = subprocess.run(**shell, capture_output=True, text=True)  # type: ignore[call-overload]
+            done = subprocess.run(command, cwd=TOP, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             said[line] = done.stdout + done.stderr
         promise = re.search(r"^(make run .*?) +# says: (.+)$", README, re.M)

@@ -57,7 +57,7 @@ def copy(tmp_path: Path) -> Path:
 @pytest.fixture
 def service_version(tmp_path: Path) -> Obj:
     """The ClusterServiceVersion of the bundle."""
-    command = [sys.executable, "-m", "bundle.make", "bundle", tmp_path, IMAGE]
+    command = [sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE]
     subprocess.run(command, cwd=TOP, check=True)
     file = tmp_path / "bundle/manifests/milvus-polling-operator.clusterserviceversion.yaml"
     csv = yaml.safe_load(file.read_text())
