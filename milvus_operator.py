@@ -86,7 +86,7 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the u
 
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
-MAX_POD_DEPTH = 100  # levels of nesting in spec.pod; a real pod has about fifteen
+MAX_SPEC_DEPTH = 100  # levels of nesting in a spec; a real one has about fifteen
 MAX_DEPTH = 200  # levels of nesting that are read from a response; anything deeper becomes null
 FIRST_PAGE, PAGE = 10, 150  # objects in the first page of a list, and at most in another
 PAGE_BYTES = 4 << 20  # what a page should weigh at most
@@ -110,7 +110,9 @@ PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updat
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASSES = metrics.Counter(
+    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
+)
 PASS_SECONDS = metrics.Histogram(
     "milvus_operator_pass_duration_seconds",
     "Duration of a pass",
@@ -120,7 +122,7 @@ REQUESTS = metrics.Counter(
     "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
 )
 MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
 )
 SINCE_GOOD_PASS = metrics.Gauge(
     "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
@@ -234,7 +236,7 @@ CONTAINER, DATA = (
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings of those two ports
-MAX_SPEC, MAX_SPEC_DEPTH = 64 << 10, 32  # bytes and levels of spec.milvusSpec
+MAX_TEXT, MAX_TEXT_DEPTH = 64 << 10, 32  # bytes and levels of spec.milvusSpec
 MAX_SETTINGS, MAX_SETTINGS_BYTES = 1000, 256 << 10  # how many settings, and their size
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 
@@ -281,8 +283,8 @@ def spec_of(milvus: Obj) -> Spec:
         replicas = 1
     if type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be a whole number from 0 to {MAX_REPLICAS}")
-    if is_deeper_than(MAX_POD_DEPTH, spec.get("pod")):
-        raise Invalid(f"spec.pod is nested more than {MAX_POD_DEPTH} levels deep")
+    if is_deeper_than(MAX_SPEC_DEPTH, spec):
+        raise Invalid(f"the spec is nested more than {MAX_SPEC_DEPTH} levels deep")
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
     written = json.dumps(pick(spec, ("image", "milvusSpec", "pod")), sort_keys=True)
     fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
@@ -345,8 +347,8 @@ def invalid(line: int, text: str) -> Invalid:
 def settings_of(text: str) -> dict[str, str] | None:
     """The settings of a YAML mapping by dotted name; None for text that is no mapping and sets
     nothing. Raises Invalid."""
-    if len(text.encode(errors="replace")) > MAX_SPEC:
-        raise Invalid(f"spec.milvusSpec is longer than {MAX_SPEC >> 10} KiB")
+    if len(text.encode(errors="replace")) > MAX_TEXT:
+        raise Invalid(f"spec.milvusSpec is longer than {MAX_TEXT >> 10} KiB")
     try:
         check_shape(text)
         node = yaml.compose(text, YAML_LOADER)
@@ -377,8 +379,8 @@ def check_shape(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MAX_SPEC_DEPTH:
-            raise invalid(line, f"it has more than {MAX_SPEC_DEPTH} levels of nesting")
+        if depth > MAX_TEXT_DEPTH:
+            raise invalid(line, f"it has more than {MAX_TEXT_DEPTH} levels of nesting")
 
 
 def flat_settings(node: yaml.Node | None) -> dict[str, str]:
@@ -515,6 +517,7 @@ def new_claim(milvus: Obj, ordinal: int) -> Obj:
 # --- spec.pod, laid over the generated pod ---
 MERGE_KEYS = {
     "containers": "name",
+    "env": "name",
     "volumes": "name",
     "volumeMounts": "mountPath",
     "ports": "containerPort",
@@ -539,21 +542,19 @@ def overlay(ours: Obj, over: Obj) -> Obj:
     return merged
 
 
-def overlay_list(kind: str, ours: list[Obj], over: list[Obj]) -> list[Obj]:
+def overlay_list(kind: str, ours: list[Any], over: list[Any]) -> list[Any]:
     """A list of named things laid over ours. A variable or a volume has only one source, so it is
     replaced as a whole."""
-    if not all(isinstance(item, dict) for item in over):
+    key = MERGE_KEYS.get(kind)
+    if not key or not all(isinstance(mapping(item).get(key), str | int) for item in ours + over):
         return over
     if kind == "env":
-        theirs = {setting(str(item.get("name"))) for item in over}
-        return [item for item in ours if setting(item["name"]) not in theirs] + over
-    if kind not in MERGE_KEYS:
-        return over
-    key = MERGE_KEYS[kind]
+        theirs = {setting(str(item[key])) for item in over}
+        return [item for item in ours if setting(str(item[key])) not in theirs] + over
     merged, added = {item[key]: item for item in ours}, list[Obj]()
     for item in over:
-        name = item.get(key)
-        if not isinstance(name, str | int) or name not in merged:
+        name = item[key]
+        if name not in merged:
             added.append(item)
         elif kind == "volumes":
             merged[name] = item
@@ -701,20 +702,42 @@ def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Act
     return actions
 
 
+class BackOff(NamedTuple):
+    """Until when something is not tried again, the delay, and why."""
+
+    until: float = -math.inf
+    delay: float = 0
+    why: Reason = Reason("")
+    outage: str = ""
+    lost: bool = False  # whether the response was, so that the write may still take effect
+
+    def longer(self, first: float, most: float, now: float) -> BackOff:
+        """The next one: `first` seconds, then twice as long each time, up to `most`."""
+        delay = min(max(2 * self.delay, first), most)
+        return BackOff(now + delay, delay)
+
+
+NEVER_FAILED = BackOff()
+
+
 def choose(
-    actions: list[Action], backing_off: Mapping[int | str, bool], may_restart: bool
+    actions: list[Action], back_offs: Mapping[int | str, BackOff], may_restart: bool, now: float
 ) -> list[Action]:
-    """Which of these actions may be carried out now. Of what backs off it is said whether the write
-    may still have an effect, because its response was lost."""
-    chosen = [action for action in actions if action.ordinal not in backing_off]
+    """Which of these actions may be carried out now; what failed before comes last."""
+    waiting = {key for key, back_off in back_offs.items() if now < back_off.until}
+    chosen = [action for action in actions if action.ordinal not in waiting]
     if not may_restart:
         chosen = [action for action in chosen if action.verb != "restart"]
-    # One Ready pod at a time is replaced, and none while others are deleted or may still be.
-    ready = [action for action in actions if action.verb == "replace" and is_ready(action.pod)]
-    is_uncertain = any(backing_off.get(action.ordinal) for action in ready)
-    deletes = any(action.verb == "delete" and is_ready(action.pod) for action in chosen)
-    waits = ready if is_uncertain or deletes else [a for a in ready if a in chosen][1:]
-    return [action for action in chosen if action not in waits]
+    # One Ready pod at a time is replaced, and none while others are deleted, or may be.
+    steps = [a.ordinal for a in actions if a.verb == "replace" and is_ready(a.pod)]
+    lost = [ordinal for ordinal in steps if back_offs.get(ordinal, NEVER_FAILED).lost]
+    steps.sort(key=lambda ordinal: ordinal in back_offs)
+    allowed = [ordinal for ordinal in lost or steps if ordinal not in waiting][:1]
+    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
+        allowed = []
+    others = {*steps} - {*allowed}
+    chosen = [a for a in chosen if a.verb != "replace" or a.ordinal not in others]
+    return sorted(chosen, key=lambda action: action.ordinal in back_offs)
 
 
 # --- What the status and the events say ---
@@ -818,7 +841,7 @@ def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) 
         "status": str(is_true),
         "observedGeneration": generation_of(milvus),
         "lastTransitionTime": since,
-        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", why.reason) or "Unknown",
+        "reason": re.sub(r"[^A-Za-z0-9_,:]", "", why.reason)[:1024] or "Unknown",
         "message": why.message[:1024],
     }
 
@@ -1356,24 +1379,6 @@ CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)"
 WRITTEN = ("created", "deleted", "adopted", CLAIM_CREATED, STATUS_UPDATED)
 
 
-class BackOff(NamedTuple):
-    """Until when something is not tried again, the delay, and why."""
-
-    until: float = -math.inf
-    delay: float = 0
-    why: Reason = Reason("")
-    outage: str = ""
-    lost: bool = False  # whether the response was, so that the write may still take effect
-
-    def longer(self, first: float, most: float, now: float) -> BackOff:
-        """The next one: `first` seconds, then twice as long each time, up to `most`."""
-        delay = min(max(2 * self.delay, first), most)
-        return BackOff(now + delay, delay)
-
-
-NEVER_FAILED = BackOff()
-
-
 @dataclass
 class Memory:
     """What is kept about a Milvus between passes; in brackets: what happens if it is lost. A worker
@@ -1431,7 +1436,8 @@ class Job:
     memory: Memory
     spec: Spec = NO_SPEC
     conflicts: dict[str, Reason] = field(default_factory=dict)  # names that pods of others have
-    todo: list[Action] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)  # everything that should be done
+    todo: list[Action] = field(default_factory=list)  # what may be done now
     failures: int = 0
     changed: bool = False  # whether the pods are no longer as the lists show them
     unfinished: bool = False  # whether something was left to the next pass
@@ -1457,7 +1463,7 @@ class Operator:
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
-        self.second_tries = ThreadPoolExecutor(max(1, workers // 4))
+        self.second_tries = ThreadPoolExecutor(workers // 4) if workers >= 4 else self.workers
         self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
         self.tasks: dict[Future[None], str] = {}  # of the workers, with the UID of the Milvus
@@ -1481,13 +1487,9 @@ class Operator:
     def run(self) -> None:
         """Make passes until `stopping`."""
         while not self.stopping:
-            started = self.clock()
-            this, error = attempt(self.run_pass)
-            if error:  # no thread or no memory was left: the next pass may have it
-                self.report_outages([f"a pass failed: {error}"])
-            wait = self.next_pass(this) if this else self.interval
+            this = self.run_pass()
             gc.collect()
-            time.sleep(max(0, started + wait - self.clock()))
+            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
 
     def run_once(self) -> bool:
         """Make passes until one changes nothing; returns whether all went well."""
@@ -1510,9 +1512,16 @@ class Operator:
     def run_pass(self, seconds: float | None = None) -> Pass:
         """Observe everything, and act where something is left to do, for an interval at most."""
         this = Pass(self.clock())
+        _, error = attempt(self.observe_and_act, this, seconds or self.interval)
+        if error:  # no thread or no memory was left: the next pass may have it
+            this.outages += [*self.outages.values(), f"a pass failed: {error}"]
+        self.report(this)
+        return this
+
+    def observe_and_act(self, this: Pass, seconds: float) -> None:
         self.cluster.reconnect()
         busy = self.withdraw()  # before the lists, because what still runs changes what they show
-        jobs = self.observe(this, busy, seconds or self.interval)
+        jobs = self.observe(this, busy, seconds)
         # First those that were settled before, then those that have waited longest.
         jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
         for job in jobs:
@@ -1521,8 +1530,6 @@ class Operator:
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
         left |= {uid for task, uid in self.tasks.items() if not task.done()}
         this.left = len(left)
-        self.report(this)
-        return this
 
     def withdraw(self) -> set[str]:
         """Take back what no worker has begun. Returns the UIDs of what workers still have."""
@@ -1593,14 +1600,16 @@ class Operator:
         for ordinal, back_off in memory.back_offs.items():
             if back_off.why.reason == NAME_CONFLICT and ordinal not in mine:  # not in the lists
                 taken.add(f"{name_of(milvus)}-{ordinal}")
-        actions = decide(milvus, spec, job.pods, taken)
+        job.actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in actions)}
+        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
         live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
-        waiting = {key: some.lost for key, some in memory.back_offs.items() if now < some.until}
-        job.todo = choose(actions, waiting, now >= memory.restart.until)
-        job.todo.sort(key=lambda action: action.ordinal in memory.back_offs)  # failed ones last
+        may_restart = now >= memory.restart.until
+        job.todo = choose(job.actions, memory.back_offs, may_restart, now)
+        if not self.cluster.dry_run:
+            for start in range(BATCH, len(job.todo), BATCH):
+                self.submit(job, start)
 
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
@@ -1619,19 +1628,22 @@ class Operator:
         memory = job.memory
         if start == 0 and not self.is_over(job):
             self.plan(job)
-            for other in range(BATCH, len(job.todo), BATCH):
-                self.submit(job, other)
-        for action in job.todo[start : start + BATCH]:
+        size = len(job.todo) if self.cluster.dry_run else BATCH
+        for action in job.todo[start : start + size]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 job.unfinished = True
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
-        if job.changed or len(job.todo) > BATCH:  # the next pass sees what came of it
+        if job.changed or len(job.todo) > size:  # the next pass sees what came of it
             memory.unreported = min(memory.unreported, self.clock())
-            if start > 0 or self.clock() < memory.unreported + self.interval:
-                job.unfinished = job.unfinished or not job.changed
-                return
+            job.unfinished = job.unfinished or not job.changed
+        is_due = self.clock() >= memory.unreported + self.interval
+        if start == 0 and (is_due or memory.unreported == math.inf):
+            self.tell_all(job)
+
+    def tell_all(self, job: Job) -> None:
+        """Write the status and events of a Milvus; leave it alone if nothing more is to be done."""
         if self.is_over(job):
             job.unfinished = True
             return
@@ -1702,6 +1714,8 @@ class Operator:
         before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
         if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
             raise ApiError(422, before.message)  # it still lacks what admission has removed
+        if is_ending(pod):
+            raise ApiError(409, f"pod {name_of(pod)} is being deleted", PENDING)
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "there was a pod of this name", "Conflict")
@@ -1725,7 +1739,7 @@ class Operator:
             memory.accepted = ""
         is_check = action.verb == "replace" and reason == INVALID
         if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
-            for other in job.todo:
+            for other in job.actions:
                 if other.verb == action.verb:
                     memory.back_offs[other.ordinal] = back_off
 
@@ -1763,7 +1777,7 @@ class Operator:
             if error.code == 404:  # only an older CRD has Milvus without a status
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
-            elif STATUS not in memory.back_offs:
+            elif STATUS not in memory.back_offs and not error.outage:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())
@@ -1814,8 +1828,8 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus left" if this.left else ""
-        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
             self.good = now
@@ -2013,8 +2027,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     type=float,
     default=5,
     callback=seconds,
-    help="Time from the start of one pass to the start of the next while nothing changes; after a "
-    "change the next pass comes sooner.",
+    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
+    "pass comes sooner.",
 )
 @click.option(
     "--once",
@@ -2065,6 +2079,9 @@ def main(
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
+    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
+    it.
+
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
     """
@@ -2073,9 +2090,7 @@ def main(
         raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
     start_log(options["verbose"], options["log_format"])
     workers = options["workers"]
-    threading.stack_size(
-        16 << 20
-    )  # with musl's 1 MiB, deep JSON would crash the threads that parse it
+    threading.stack_size(16 << 20)  # with musl's 1 MiB, deep JSON would crash the parser
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
     reconnect = functools.partial(connect, options["kubeconfig"], 2 * workers)
@@ -2086,15 +2101,8 @@ def main(
     end_on_signal(operator)
     often = "one pass" if once else f"a pass every {interval:g} s"
     where = ", ".join(map(place, managed))
-    log.info(
-        "%s %s: %s, %s, server %s%s",
-        MANAGER,
-        __version__,
-        where,
-        often,
-        cluster.server,
-        cluster.would,
-    )
+    what = f"{where}, {often}, server {cluster.server}{cluster.would}"
+    log.info("%s %s: %s", MANAGER, __version__, what)
     if options["health_port"]:
         serve_health(operator, options["health_port"])
     if once:

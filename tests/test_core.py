@@ -17,12 +17,18 @@ from tests.lib.objects import NOW, Obj, conditions, milvus, pod, pods, read
 
 
 def todo(
-    milvus: Obj, pods: list[Obj], backing_off: Collection[int] = (), may_restart: bool = True
+    milvus: Obj,
+    pods: list[Obj],
+    backing_off: Collection[int] = (),
+    *,
+    lost: bool = False,
+    may_restart: bool = True,
 ) -> str:
     """What is done now, such as `delete x-2, create x-0`; as in the loop."""
     spec = mo.spec_of(milvus)
     taken = [mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, spec, pod)]
-    actions = mo.choose(mo.decide(milvus, spec, pods, taken), backing_off, may_restart)
+    back_offs = dict.fromkeys(backing_off, mo.BackOff(until=1, lost=lost))
+    actions = mo.choose(mo.decide(milvus, spec, pods, taken), back_offs, may_restart, 0)
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
 
@@ -112,10 +118,38 @@ def test_a_pod_that_backs_off_delays_no_other(
     assert todo(milvus(3), pods(there), backing_off) == expected, what
 
 
+@pytest.mark.parametrize(
+    ("there", "backing_off", "expected"),
+    [
+        ("x-0 old, x-1 old, x-2 old", {2}, ""),
+        ("x-0 old, x-1 old, x-2 old", {0}, ""),
+        ("x-0 old starting, x-1, x-2 old starting", {2}, "replace x-0"),
+        ("x-0, x-1", {1, 2}, ""),
+        ("x-0, x-1 failed", {2}, "restart x-1"),
+    ],
+)
+def test_no_ready_pod_goes_while_the_lost_delete_of_another_may_still_take_effect(
+    there: str, backing_off: set[int], expected: str
+) -> None:
+    assert todo(milvus(3), pods(there), backing_off, lost=True) == expected
+
+
+def test_a_lost_delete_of_a_ready_pod_is_repeated_before_any_other() -> None:
+    there, back_offs = pods("x-0 old, x-1 old, x-2 old"), {0: mo.BackOff(until=1, lost=True)}
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
+def test_a_rejected_delete_of_a_ready_pod_is_repeated_after_the_others() -> None:
+    there, back_offs = pods("x-0 old, x-1 old"), {1: mo.BackOff(until=1)}
+    actions = mo.choose(mo.decide(milvus(2), read(milvus(2)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
 def test_a_name_that_is_taken_is_not_counted_twice() -> None:
     """A name may count as taken a little longer, after the labels of our pod were restored."""
     there = pods("x-0 old, x-1 old, x-2 old")
-    actions = mo.decide(milvus(3), read(milvus(3)), there, ["x-1"])
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True, 0)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 2)]
 
 
@@ -364,6 +398,12 @@ def test_the_status_counts_our_pods_that_are_not_ending(
     assert status["pods"] == names.split()
 
 
+def test_a_pod_that_has_ended_is_not_ready_whatever_its_condition_says() -> None:
+    ended = pod("x-0", "failed", conditions=[{"type": "Ready", "status": "True"}])
+    assert mo.status_of(milvus(1), read(milvus(1)), [ended], {}, NOW)["readyReplicas"] == 0
+    assert todo(milvus(2), [ended, *pods("x-1 old")]) == "restart x-0"
+
+
 WAITING = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}}
 KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 COMPLETED = {"terminated": {"reason": "Completed", "exitCode": 0}}
@@ -411,7 +451,7 @@ def told(phase: str, *found: str) -> Obj:
         (pod("x-1", "starting", conditions=[]), "Pending", "Pending"),
         (pod("x-1") | {"status": {}}, "Pending", "Pending"),
         ({"metadata": pod("x-1")["metadata"]}, "Pending", "Pending"),
-        (told("Pending", "PodScheduled False Unschedulable none"), "Unschedulable", "none"),
+        (told("Pending", "Ready False A a", "PodScheduled False Full none"), "Full", "none"),
         (told("Running", "PodScheduled True A a", "Ready False Gate shut"), "Gate", "shut"),
         # A node that is lost sets no reason; Running must not be read as "it runs".
         (told("Running", "Ready False"), "NotReady", "NotReady"),
@@ -420,7 +460,9 @@ def told(phase: str, *found: str) -> Obj:
     ],
 )
 def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: str) -> None:
-    found = conditions(milvus(2), [*pods("x-0"), *([there] if there else [])])
+    listed = [*pods("x-0"), *([there] if there else [])]
+    found = conditions(milvus(2), listed)
+    assert conditions(milvus(2), [*map(mo.slim_pod, listed)]) == found, "the words are kept"
     text = f"1 of 2 pods are ready and up to date; x-1: {message}"
     assert found["Ready"] == ("False", reason, text)
     assert found["Reconciled"][:2] == ("True", "Reconciled")
@@ -596,7 +638,12 @@ def test_what_the_server_says_is_sorted(code: int, message: str, reason: str, li
     assert outage(code, message) == line
 
 
-@pytest.mark.parametrize("words", [ANONYMOUS, DENIED + ANONYMOUS, USER, OWNER, "exceeded quota: a"])
+QUOTA = "exceeded quota: a"
+
+
+@pytest.mark.parametrize(
+    "words", [ANONYMOUS, DENIED + ANONYMOUS, USER, OWNER, QUOTA, DENIED + QUOTA]
+)
 @pytest.mark.parametrize(
     ("code", "message"),
     [

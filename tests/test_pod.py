@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.objects import NOW, Obj, milvus, pod, read
+from tests.lib.objects import NOW, Obj, milvus, read
 
 
 def new_pod(ordinal: int = 0, **spec: Any) -> Obj:
@@ -446,11 +446,3 @@ def test_no_storage_class_is_the_default_one_and_an_empty_one_is_none() -> None:
     for storage in ({}, {"storageClassName": ""}):
         spec = mo.new_claim(milvus(storage={"size": 1} | storage), 0)["spec"]
         assert mo.pick(spec, ["storageClassName"]) == storage
-
-
-def test_a_typing_error_replaces_no_pod() -> None:
-    """The Spec of an Invalid Milvus asks for no pods and no template; the loop decides nothing."""
-    broken = milvus(milvusSpec="common.storageType:remote")
-    status = mo.status_of(broken, read(broken), [pod("x-0")], {}, NOW)
-    assert (status["readyReplicas"], status["updatedReplicas"]) == (1, 0)
-    assert [one["reason"] for one in status["conditions"]] == ["Invalid"] * 3

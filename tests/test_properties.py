@@ -33,6 +33,7 @@ NAMES = [*(f"x-{i}" for i in range(6)), "x-01", "x-y", "x-y-1", "y-1"]
 STATES: list[Obj] = [
     {},
     {"phase": None, "conditions": None},
+    {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
     {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
     {
         "conditions": [
@@ -54,7 +55,7 @@ replicas = st.integers(0, 6)
 reasons = ["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError", "ClaimTerminating"]
 some_words = st.builds(mo.Reason, st.sampled_from(reasons), st.text())
 some_problems = st.dictionaries(st.sampled_from(NAMES), some_words)
-back_offs = st.sets(st.integers(0, 5))
+back_offs = st.dictionaries(st.integers(0, 5), st.booleans())
 wanted = milvus()
 
 
@@ -108,10 +109,11 @@ def test_only_pods_of_ours_are_written_to_and_each_one_once(pods: list[Obj], cou
 @drawn
 @given(some_pods, replicas, back_offs, st.booleans())
 def test_one_ready_pod_at_a_time_and_only_while_all_others_are_ready(
-    pods: list[Obj], count: int, backing_off: set[int], may_restart: bool
+    pods: list[Obj], count: int, backing_off: dict[int | str, bool], may_restart: bool
 ) -> None:
-    chosen = mo.choose(decided(count, pods), backing_off, may_restart)
-    assert not backing_off & {action.ordinal for action in chosen}
+    failed = {key: mo.BackOff(until=1, lost=lost) for key, lost in backing_off.items()}
+    chosen = mo.choose(decided(count, pods), failed, may_restart, 0)
+    assert not backing_off.keys() & {action.ordinal for action in chosen}
     disrupted = [
         action.ordinal
         for action in chosen
@@ -133,7 +135,7 @@ def test_nothing_is_left_to_do_only_at_the_goal(pods: list[Obj], count: int) -> 
     waits = any(mo.is_ending(pod) or mo.owner_uid(pod) == "uid-of-an-earlier-x" for pod in pods)
     waits = waits or not all(map(mo.is_ready, mine.values()))
     here = {i for i, pod in mine.items() if mo.template_hash_of(pod) == CURRENT}
-    goal = {i for i in range(count) if f"x-{i}" not in taken(spec, pods)}
+    goal = {i for i in range(count) if i in mine or f"x-{i}" not in taken(spec, pods)}
     orphans = any(mo.is_orphan(wanted, pod) for pod in pods)
     if not waits:
         at_goal = here == mine.keys() == goal and not orphans
@@ -152,6 +154,7 @@ def test_what_is_kept_of_a_pod_is_all_that_decisions_need(
     ] == whole
     status = mo.status_of(wanted, spec, pods, problems, NOW)
     assert mo.status_of(wanted, spec, slim, problems, NOW) == status
+    assert taken(spec, slim) == taken(spec, pods)
 
 
 FIELDS = ["containers", "env", "ports", "volumes", "volumeMounts", "name", "value", "mountPath"]
