@@ -918,7 +918,7 @@ class ApiError(Exception):
 
 # The API server's own words about a 403, anchored at their start: what follows may be a user's.
 DENIED = re.compile(
-    r'[a-z.]+(?: "[^"]*")? is forbidden: (?:'
+    r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (?:'
     r"exceeded (?P<quota>quota): |"
     r'User "(?P<user>[^"]*)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[a-z./]+)"|'
     r"cannot set (?P<owner>blockOwnerDeletion))"
@@ -1635,11 +1635,11 @@ class Operator:
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
-        if job.changed or len(job.todo) > size:  # the next pass sees what came of it
+        is_later = job.changed or len(job.todo) > size  # the next pass sees what came of it
+        if is_later:
             memory.unreported = min(memory.unreported, self.clock())
             job.unfinished = job.unfinished or not job.changed
-        is_due = self.clock() >= memory.unreported + self.interval
-        if start == 0 and (is_due or memory.unreported == math.inf):
+        if start == 0 and (not is_later or self.clock() >= memory.unreported + self.interval):
             self.tell_all(job)
 
     def tell_all(self, job: Job) -> None:
@@ -1841,10 +1841,12 @@ class Operator:
     def report_outages(self, lines: list[str]) -> None:
         """Log what has begun and what has ended. What is before the colon says what is the same."""
         outages = {line.partition(": ")[0]: line for line in lines}
-        for key in outages.keys() - self.outages.keys():
-            log.error(outages[key])
-        for key in self.outages.keys() - outages.keys():
-            log.info("resolved: %s", key)
+        for key, line in outages.items():
+            if key not in self.outages:
+                log.error(line)
+        for key in self.outages:
+            if key not in outages:
+                log.info("resolved: %s", key)
         self.outages = outages
 
     def all_memories(self) -> list[Memory]:

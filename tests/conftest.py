@@ -11,21 +11,12 @@ from typing import Any, NoReturn
 
 import pytest
 import yaml
+from kubernetes.client.exceptions import ApiException
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
-from tests.lib.kit import (
-    TOP,
-    Clock,
-    Command,
-    Kube,
-    Obj,
-    eventually,
-    new_namespace,
-    new_operator,
-    new_wire,
-    served,
-)
+from tests.lib import kit
+from tests.lib.kit import Clock, Command, Kube, Obj, eventually
 from tests.lib.wire import Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
@@ -50,10 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before a worker reports what it collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing of the control plane, outside the tests' time limits."""
-    if (
-        any(item.get_closest_marker("cluster") for item in session.items)
-        and not session.config.option.collectonly
-    ):
+    needed = any(item.get_closest_marker("cluster") for item in session.items)
+    if needed and not session.config.option.collectonly:
         try:
             commands()
         except Unavailable as error:
@@ -79,21 +68,21 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """A control plane with our CRD: a new one, or the one that runs in the folder CONTROL_PLANE."""
     with ExitStack() as stack:
         try:
-            running = os.environ.get("CONTROL_PLANE")
-            plane = (
-                ControlPlane.running(running) if running else stack.enter_context(ControlPlane())
-            )
+            if running := os.environ.get("CONTROL_PLANE"):
+                plane = ControlPlane.running(running)
+            else:
+                plane = stack.enter_context(ControlPlane())
         except Unavailable as error:
             stop(request.session, error)
         kube = Kube(plane, "default")
-        eventually(lambda: served(kube))
+        eventually(lambda: kube.milvuses.get(namespace="default"), ignoring=(ApiException,))
         yield plane
 
 
 @pytest.fixture
 def kube(plane: ControlPlane) -> Iterator[Kube]:
     """A separate namespace for each test."""
-    with new_namespace(plane) as kube:
+    with kit.new_namespace(plane) as kube:
         yield kube
 
 
@@ -105,12 +94,12 @@ def clock() -> Clock:
 @pytest.fixture
 def operator(kube: Kube, clock: Clock) -> mo.Operator:
     """An operator for the namespace of the test, to make single passes with."""
-    return new_operator(kube, clock=clock)
+    return kit.new_operator(kube, clock=clock)
 
 
 @pytest.fixture
 def wire(plane: ControlPlane) -> Iterator[Wire]:
-    wire = new_wire(plane)
+    wire = kit.new_wire(plane)
     yield wire
     wire.close()
 
@@ -118,17 +107,13 @@ def wire(plane: ControlPlane) -> Iterator[Wire]:
 @pytest.fixture
 def other_crd(kube: Kube) -> Any:
     """Replaces the CRD for one test: call it with the new one; it waits until that is in use."""
-    ours = yaml.safe_load((TOP / "crd.yaml").read_text())
+    ours = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
 
     def replace(crd: Obj) -> None:
         kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
         has_status = "subresources" in crd["spec"]["versions"][0]
-        eventually(
-            lambda: (
-                ("milvuses/status" in kube.kubectl("get", "--raw", "/apis/zilliz.com/v1"))
-                == has_status
-            )
-        )
+        get = ("get", "--raw", "/apis/zilliz.com/v1")
+        eventually(lambda: ("milvuses/status" in kube.kubectl(*get)) == has_status)
         time.sleep(1)  # the handler changes after discovery
 
     yield replace
@@ -140,15 +125,9 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
     """Starts the command for the namespace of the test, and kills it after the test."""
     started = []
 
-    def start(
-        *arguments: str, kubeconfig: str | None = "", env: dict[str, str] | None = None
-    ) -> Command:
-        if kubeconfig is not None:
-            env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
-        if (
-            not {"-n", "--namespace", "-A", "--all-namespaces"} & set(arguments)
-            and kubeconfig == ""
-        ):
+    def start(*arguments: str, kubeconfig: str = "", env: Obj | None = None) -> Command:
+        env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
+        if not {"-n", "-A"} & set(arguments) and kubeconfig == "":
             arguments = ("-n", kube.ns, *arguments)
         started.append(Command(*arguments, env=env))
         return started[-1]

@@ -81,7 +81,7 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
 
     eventually(is_served)
     assert kube.uids() == before
-    assert f"resolved: {errors[0]}" in caplog.text
+    assert f"resolved: {errors[0].partition(': ')[0]}" in caplog.text
 
 
 @pytest.mark.platform
@@ -98,7 +98,7 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
         text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)),
     )  # fmt: skip
     assert "Traceback" not in done.stderr, "the CRD has no status, so it does not exit with 0"
-    assert kube.names() == ["deep-4000-0", "deep-900-0", "deep-9900-0", "y-0"], done.stderr
+    assert kube.names() == ["y-0"], done.stderr
 
 
 def test_a_missing_crd_is_told_once_and_waited_for(
@@ -112,10 +112,11 @@ def test_a_missing_crd_is_told_once_and_waited_for(
             assert not make_pass(operator)
     finally:
         kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
-    message = "does not serve milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
-    assert caplog.text.count(message) == 1
+    message = f"{operator.cluster.server} does not serve milvuses.zilliz.com"
+    advice = "install the CRD with `kubectl apply -f crd.yaml`"
+    assert caplog.text.count(f"{message}: {advice}") == 1
     eventually(lambda: make_pass(operator))
-    assert f"resolved: {operator.cluster.server} {message}" in caplog.text
+    assert f"resolved: {message}" in caplog.text
     eventually(lambda: kube.create(), ignoring=(Exception,))
     make_pass(operator)
     assert kube.names() == ["x-0"]
@@ -123,7 +124,7 @@ def test_a_missing_crd_is_told_once_and_waited_for(
 
 # --- Hundreds of bad specs ---
 POD_SPECS: list[Any] = [
-    {"containers": "milvus"}, {"containers": {"name": "milvus"}}, {"containers": [1, None, "x", []]},
+    {"containers": "milvus"}, {"containers": {"name": "milvus"}}, {"containers": [1, None, []]},
     {"containers": [{}, {"name": None}, {"name": {}}]}, {"securityContext": []},
     {"containers": [{"name": "milvus", "env": {"A": "b"}}]}, {"contianers": []},
     {"containers": [{"name": "milvus", "env": [{}, {"name": 1}, {"name": None}]}]},
@@ -201,7 +202,8 @@ def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
     clock = StillClock()
     operator = new_operator(kube, server=wire.url, clock=clock)
     settle(operator)
-    kube.ready(*[name for name in kube.names() if mo.is_ready(kube.all_pods()[name])])
+    good = ("a-good-0", "a-good-1", "z-good-0", "z-good-1")
+    eventually(lambda: all(mo.is_ready(kube.all_pods()[name]) for name in good))
     settle(operator)
     items = json.loads(kube.request("GET", kube.milvuses_path).data)["items"]
     uids = {mo.uid_of(milvus): mo.name_of(milvus) for milvus in items}
@@ -212,7 +214,6 @@ def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
         assert "\n" not in reconciled["message"], milvus
         assert "nexpected" not in reconciled["message"], milvus
     pods = kube.all_pods()
-    assert {"a-good-0", "a-good-1", "z-good-0", "z-good-1"} <= pods.keys()
     for name, pod in pods.items():
         assert name.rpartition("-")[0] == uids[mo.owner_uid(pod) or ""]
         assert mo.labels_of(pod)[mo.MANAGED_BY_LABEL] == mo.MANAGER

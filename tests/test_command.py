@@ -326,7 +326,7 @@ def test_an_unreachable_server_is_told_once_and_retried(
     kube.create()
     process = command("--kubeconfig", file, "--interval", "0.1")
     process.says(f"ERROR   cannot list from {wire.url}: ")
-    process.says(f"INFO    resolved: cannot list from {wire.url}: ")
+    process.says(f"INFO    resolved: cannot list from {wire.url}\n")
     kube.ready("x-0")
     assert process.stop() == 0
     assert process.log.count("ERROR") == 1, process.log

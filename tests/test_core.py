@@ -282,7 +282,7 @@ def deep(levels: int, value: Any = None) -> Any:
 
 
 NUMBER = "spec.replicas must be a whole number from 0 to 1000"
-LEVELS = "spec.pod is nested more than 100 levels deep"
+LEVELS = "the spec is nested more than 100 levels deep"
 NAME = "the name must be a DNS label of at most 52 characters"
 
 
@@ -327,8 +327,8 @@ def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
         ("the most replicas", milvus(1000), 1000),
         ("the longest name", milvus(1, name="a" * 52), 1),
         ("a name of digits and dashes", milvus(1, name="0--9"), 1),
-        ("the deepest pod", milvus(1, pod=deep(100)), 1),
-        ("the deepest lists", milvus(1, pod={"spec": deep(99, [])}), 1),
+        ("the deepest pod", milvus(1, pod=deep(99)), 1),
+        ("the deepest lists", milvus(1, pod={"spec": deep(98, [])}), 1),
     ],
 )
 def test_a_spec_at_its_limits_is_served(what: str, served: Obj, replicas: int) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import os
 import socket
 import socketserver
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -296,7 +295,12 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
 
 
 def test_a_plugin_that_waits_or_fails_stops_no_pass_while_the_token_is_good(
-    kube: Kube, wire: Wire, plugin: Plugin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kube: Kube,
+    wire: Wire,
+    rights: None,
+    plugin: Plugin,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     plugin.prints(admins_token(kube), expires=-1)
     file = kubeconfig(tmp_path / "config", kube.plane, plugin.user(), server=wire.url)
@@ -312,8 +316,8 @@ def test_a_plugin_that_waits_or_fails_stops_no_pass_while_the_token_is_good(
         kube.create(name)
         assert make_pass(operator)
     assert kube.names() == ["a-0", "b-0", "c-0", "d-0", "e-0"]
-    plugin.prints(admins_token(kube))
-    eventually(lambda: make_pass(operator) and plugin.calls)
+    plugin.prints(token := new_account(kube))
+    eventually(lambda: sent(wire, operator) == {token})
     calls = plugin.calls
     assert make_pass(operator)
     assert plugin.calls == calls
@@ -374,17 +378,19 @@ def test_a_missing_plugin_is_named_on_one_line(kube: Kube, command: Start, tmp_p
 def pair(kube: Kube, folder: Path, user: str, group: str, days: int = 1) -> Obj:
     """A client certificate and key that the control plane accepts; in files of the same names."""
     plane, now, key = kube.plane.folder, datetime.now(UTC), new_key(folder / "new.key")
-    authority = serialization.load_pem_private_key((plane / "client-ca.key").read_bytes(), None)
+    authority: Any = serialization.load_pem_private_key(
+        (plane / "client-ca.key").read_bytes(), None
+    )
     issuer = x509.load_pem_x509_certificate((plane / "client-ca.crt").read_bytes()).subject
     names = {x509.NameOID.COMMON_NAME: user, x509.NameOID.ORGANIZATION_NAME: group}
-    certificate = (
-        x509.CertificateBuilder().issuer_name(issuer).public_key(key.public_key())
-        .subject_name(x509.Name([x509.NameAttribute(oid, name) for oid, name in names.items()]))
-        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days)).sign(authority, hashes.SHA256())  # type: ignore[arg-type]
-    )  # fmt: skip
+    subject = x509.Name([x509.NameAttribute(oid, name) for oid, name in names.items()])
+    builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject)
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=10))
+    builder = builder.not_valid_after(now + timedelta(days=days))
+    signed = builder.sign(authority, hashes.SHA256())
     (folder / "new.key").rename(folder / "key")
-    (folder / "crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
 
 
@@ -436,48 +442,28 @@ def test_connections_are_kept_alive(kube: Kube, wire: Wire, tmp_path: Path) -> N
 
 # --- Proxies ---
 class Proxy(socketserver.StreamRequestHandler):
-    """A proxy without authentication: SOCKS 5, or HTTP's CONNECT."""
+    """A proxy without authentication, by CONNECT."""
 
     server: Any
 
     def handle(self) -> None:
-        first = self.rfile.read(1)
-        host, port = self.socks() if first == b"\5" else self.connect()
-        self.server.asked.append((host, port))
-        with socket.create_connection((host, port)) as upstream:
-            self.wfile.write(
-                b"\5\0\0\1" + bytes(6) if first == b"\5" else b"HTTP/1.1 200 OK\r\n\r\n"
-            )
-            thread = threading.Thread(
-                target=self.copy, args=(upstream, self.connection), daemon=True
-            )
-            thread.start()
-            self.copy(self.connection, upstream)
-
-    def socks(self) -> tuple[str, int]:
-        self.rfile.read(self.rfile.read(1)[0])
-        self.wfile.write(b"\5\0")
-        kind = self.rfile.read(4)[3]
-        host = (
-            socket.inet_ntoa(self.rfile.read(4))
-            if kind == 1
-            else self.rfile.read(self.rfile.read(1)[0]).decode()
-        )
-        return host, int.from_bytes(self.rfile.read(2), "big")
-
-    def connect(self) -> tuple[str, int]:
         host, _, port = self.rfile.readline().split()[1].decode().rpartition(":")
         while self.rfile.readline().strip():
             pass
-        return host, int(port)
+        self.server.asked.append((host, int(port)))
+        with socket.create_connection((host, int(port))) as upstream:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            to_client = threading.Thread(
+                target=self.copy, args=(upstream, self.connection), daemon=True
+            )
+            to_client.start()
+            self.copy(self.connection, upstream)
 
     def copy(self, source: socket.socket, target: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):
             while some := source.recv(65536):
                 target.sendall(some)
             target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
 
 @pytest.fixture
@@ -490,18 +476,6 @@ def proxy() -> Iterator[Any]:
         server.shutdown()
 
 
-@pytest.fixture(scope="session")
-def pysocks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the package PySocks."""
-    folder = str(tmp_path_factory.mktemp("pysocks"))
-    options = ["--quiet", "--disable-pip-version-check", "--target", folder]
-    command = [sys.executable, "-m", "pip", "install", *options, "PySocks"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"PySocks cannot be installed: {done.stderr.strip()[-200:]}")
-    return folder
-
-
 def test_a_socks_proxy_without_pysocks_is_one_clear_line(
     kube: Kube, command: Start, tmp_path: Path
 ) -> None:
@@ -511,18 +485,6 @@ def test_a_socks_proxy_without_pysocks_is_one_clear_line(
     assert process.log == (
         f"Error: cannot use {file}: a SOCKS proxy needs the package PySocks (pip install PySocks)\n"
     )
-
-
-@pytest.mark.slow  # it installs a package
-def test_a_socks_proxy_with_pysocks_is_used(
-    kube: Kube, command: Start, proxy: Any, pysocks: str, tmp_path: Path
-) -> None:
-    url = f"socks5://127.0.0.1:{proxy.server_address[1]}"
-    file = kubeconfig(tmp_path / "config", kube.plane, proxy_url=url)
-    process = command("--kubeconfig", file, "--once", env={"PYTHONPATH": pysocks})
-    assert process.end() == 0, process.log
-    server = urlsplit(kube.api.configuration.host)
-    assert {*proxy.asked} == {(server.hostname, server.port)}
 
 
 PROXIED: dict[str, tuple[str, dict[str, str], bool]] = {

@@ -103,7 +103,7 @@ def test_a_pod_nested_thousands_of_levels_deep_is_invalid_and_harms_nobody(
     for depth in depths[1:]:
         path = "jsonpath={.status.conditions}"
         said = json.loads(kube.kubectl("get", "mi", f"deep-{depth}", "-o", path))
-        assert said[1]["message"] == "spec.pod is nested more than 100 levels deep"
+        assert said[1]["message"] == "the spec is nested more than 100 levels deep"
 
 
 def test_the_crd_refuses_what_cannot_be_served(kube: Kube) -> None:

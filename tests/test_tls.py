@@ -46,13 +46,7 @@ def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
         ({"key_usage": False}, {}),
         ({"critical": False}, {}),
     ],
-    ids=[
-        "as of today",
-        "no authority key identifier",
-        "no key identifiers",
-        "no key usage",
-        "not critical",
-    ],
+    ids=["today's", "no authority key", "no keys", "no key usage", "not critical"],
 )
 def test_certificates_of_older_clusters_are_accepted(
     kube: Kube, command: Start, serve: Serve, tmp_path: Path, of_authority: Obj, of_server: Obj
@@ -70,8 +64,8 @@ def test_certificates_of_older_clusters_are_accepted(
     ("authority", "of_server", "reason"),
     [
         ("authority", {"days": -1}, "certificate has expired"),
-        ("another", {}, "self-signed certificate in certificate chain|unable to get local issuer certificate|"
-                        "certificate signature failure"),
+        ("another", {}, "self-signed certificate in certificate chain|"
+                        "unable to get local issuer certificate|certificate signature failure"),
         ("authority", {"host": x509.DNSName("elsewhere.example")}, "IP address mismatch"),
     ],
     ids=["expired", "of another authority", "of another host"],

@@ -24,23 +24,24 @@ def certificate(
     critical: bool = True,
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
-    """A new certificate and its key, signed by an authority, or self-signed as one; written to crt and key."""
+    """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
     now, key = datetime.now(UTC), new_key(folder / "key")
     name = x509.Name(
         [x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")]
     )
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
-    builder = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=10)).not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=not authority, path_length=None), critical=critical)
-    )  # fmt: skip
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=10))
+    builder = builder.not_valid_after(now + timedelta(days=days))
+    constraints = x509.BasicConstraints(ca=not authority, path_length=None)
+    builder = builder.add_extension(constraints, critical=critical)
     if authority:
         builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
     if key_usage:
-        usage = dict.fromkeys(("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)  # fmt: skip
+        others = "content_commitment data_encipherment key_agreement encipher_only decipher_only"
+        usage = dict.fromkeys(others.split(), False)
         signs = {"key_cert_sign": not authority, "crl_sign": not authority}
         allowed = x509.KeyUsage(digital_signature=True, key_encipherment=True, **usage, **signs)
         builder = builder.add_extension(allowed, critical=True)

@@ -21,14 +21,17 @@ from tests.lib.wire import Handler, Wire
 
 # --- Faults on the wire ---
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
-STATUSES = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired", 422: "Invalid",
-            429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}  # fmt: skip
+STATUSES = {
+    401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
+    422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable",
+    504: "Timeout",
+}  # fmt: skip
 
 
 def status(code: int) -> Callable[[Handler], None]:
     """A fault that answers with an error in the API server's own format."""
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": STATUSES[code],
-            "message": f"injected {STATUSES[code]}"}  # fmt: skip
+    body = {"kind": "Status", "code": code, "reason": STATUSES[code]}
+    body["message"] = f"injected {STATUSES[code]}"
     headers = {"Retry-After": "1"} if code == 429 else {}
     return lambda handler: handler.answer(code, json.dumps(body).encode(), headers=headers)
 
@@ -76,12 +79,8 @@ class Faults:
     """The `fault` of one or more wires: breaks a share of the reads and a share of the writes."""
 
     def __init__(self, seed: int, reads: float, writes: float) -> None:
-        self.random, self.reads, self.writes, self.lock = (
-            random.Random(seed),
-            reads,
-            writes,
-            threading.Lock(),
-        )
+        self.random, self.lock = random.Random(seed), threading.Lock()
+        self.reads, self.writes = reads, writes
         self.done, self.done_to_writes = Counter[str](), Counter[str]()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:

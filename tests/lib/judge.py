@@ -1,4 +1,4 @@
-"""The judge of the fault tests. It reads raw JSON, uses no code of the operator, and needs no clock.
+"""The judge of the fault tests. It reads raw JSON, and uses no code of the operator, and no clock.
 
 A `Copy` hears on its wire what one copy of the operator asks for, and the revisions of the lists
 that it has read. A `History` is all that the API server has stored, by revision. Together they say
@@ -18,6 +18,7 @@ no user touches, and no pod may go that neither a copy, nor a user, nor the end 
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import re
 from collections import Counter, defaultdict, deque
@@ -138,8 +139,8 @@ class Judge:
         by_copies = set[str]()
         for copy in self.copies:
             by_copies |= {asked.conditions.get("uid", "") for asked in copy.deletes}
-            self.weigh(copy.creates, lambda asked: history.check_create(asked))
-            self.weigh(copy.deletes, lambda asked, c=copy: history.check_delete(asked, c))  # type: ignore[misc]
+            self.weigh(copy.creates, history.check_create)
+            self.weigh(copy.deletes, functools.partial(history.check_delete, copy))
         return self.harm + history.harm({*by_users} | by_copies)
 
     def weigh(self, asked: list[Asked], check: Callable[[Asked], str]) -> None:
@@ -282,10 +283,10 @@ class History:
 
         return self.one_of(asked, check)
 
-    def check_delete(self, asked: Asked, copy: Copy) -> str:
-        return self.one_of(asked, lambda look: self.reason_to_delete(asked, copy, look))
+    def check_delete(self, copy: Copy, asked: Asked) -> str:
+        return self.one_of(asked, functools.partial(self.reason_to_delete, copy, asked))
 
-    def reason_to_delete(self, asked: Asked, copy: Copy, look: Look) -> str:
+    def reason_to_delete(self, copy: Copy, asked: Asked, look: Look) -> str:
         pod, milvus = self.at(look.pods, "Pod", asked.name), self.milvus_of(asked, look)
         assert pod, "it was not there"
         assert uid_of(pod) == asked.conditions["uid"], "it was another pod"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import ssl
@@ -21,15 +20,15 @@ import urllib3
 import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import NotFoundError
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.lib.wire import Handler, Wire
+from tests.lib.wire import Wire
 
 TOP = Path(__file__).resolve().parent.parent.parent
 Obj = dict[str, Any]
+MERGE = "application/merge-patch+json"
 ORIGINAL_MILVUS = """
 apiVersion: "zilliz.com/v1"
 kind: Milvus
@@ -76,28 +75,23 @@ class Kube:
         return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        ours = [
-            f"--kubeconfig={self.plane.kubeconfig()}",
-            f"--cache-dir={self.plane.folder}/kubectl",
-            "-n",
-            self.ns,
-        ]
-        command = [str(self.plane.kubectl), *ours, *arguments]
+        ours = [f"--kubeconfig={self.plane.kubeconfig()}", "-n", self.ns]
+        cache = f"--cache-dir={self.plane.folder}/kubectl"
+        command = [str(self.plane.kubectl), cache, *ours, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
-        body = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name},
-                "spec": {"image": "milvus:1"} | spec}  # fmt: skip
-        return self.milvuses.create(body=body, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+        body: Obj = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name}}
+        body["spec"] = {"image": "milvus:1"} | spec
+        return obj_of(self.milvuses.create(body=body, namespace=self.ns, serializer=plain))
 
     def change(self, name: str = "x", **spec: Any) -> None:
-        merge = "application/merge-patch+json"
-        self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=merge)
+        self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
 
     def get(self, name: str = "x") -> Obj:
-        return self.milvuses.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+        return obj_of(self.milvuses.get(name=name, namespace=self.ns, serializer=plain))
 
     def delete(self, name: str = "x", **options: str) -> None:
         self.milvuses.delete(name=name, namespace=self.ns, body=options)
@@ -115,7 +109,7 @@ class Kube:
 
     def pod(self, name: str) -> Obj | None:
         try:
-            return self.pods.get(name=name, namespace=self.ns, serializer=plain)  # type: ignore[no-any-return]
+            return obj_of(self.pods.get(name=name, namespace=self.ns, serializer=plain))
         except NotFoundError:
             return None
 
@@ -129,50 +123,25 @@ class Kube:
         return [pod["spec"]["containers"][0]["image"] for _, pod in sorted(self.all_pods().items())]
 
     def create_pod(self, name: str, **metadata: Any) -> None:
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata},
-                "spec": {"containers": [{"name": "c", "image": "stranger:1"}]}}  # fmt: skip
+        body: Obj = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}}
+        body["spec"] = {"containers": [{"name": "c", "image": "stranger:1"}]}
         self.pods.create(body=body, namespace=self.ns)
 
     def patch_pod(self, name: str, **metadata: Any) -> None:
-        merge = "application/merge-patch+json"
-        self.pods.patch(
-            name=name, namespace=self.ns, body={"metadata": metadata}, content_type=merge
-        )
+        body = {"metadata": metadata}
+        self.pods.patch(name=name, namespace=self.ns, body=body, content_type=MERGE)
 
     def delete_pod(self, name: str) -> None:
         self.pods.delete(name=name, namespace=self.ns)
 
-    def set_pod_status(self, name: str, **status: Any) -> None:
-        self.kubectl(
-            "patch",
-            "pod",
-            name,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            json.dumps({"status": status}),
-        )
-
-    def hold(self, name: str) -> None:
-        """From now on, if the pod is deleted, it is gone only after release()."""
-        self.patch_pod(name, finalizers=["test/hold"])
-
-    def release(self, name: str) -> None:
-        self.patch_pod(name, finalizers=None)
-
-    def events(self, name: str = "x") -> list[Obj]:
-        """The events of a Milvus, oldest first."""
-        items = json.loads(self.kubectl("get", "events.v1.events.k8s.io", "-o", "json"))["items"]
-        mine = [event for event in items if event["regarding"]["name"] == name]
-        return sorted(mine, key=lambda event: str(event["eventTime"]))
-
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
-        eventually(
-            lambda: (
-                self.names() == sorted(names) and all(map(mo.is_ready, self.all_pods().values()))
-            )
-        )
+
+        def are_ready() -> bool:
+            pods = self.all_pods()
+            return sorted(pods) == sorted(names) and all(map(mo.is_ready, pods.values()))
+
+        eventually(are_ready)
 
     def gone(self, name: str) -> None:
         eventually(lambda: self.pod(name) is None)
@@ -180,6 +149,11 @@ class Kube:
 
 def plain(_: Any, obj: Any) -> Any:
     return obj
+
+
+def obj_of(answer: Any) -> Obj:
+    assert isinstance(answer, dict)
+    return answer
 
 
 def client(plane: ControlPlane, server: str | None = None, token: str | None = None) -> ApiClient:
@@ -192,14 +166,6 @@ def client(plane: ControlPlane, server: str | None = None, token: str | None = N
     config.load_kube_config_from_dict(content, client_configuration=settings)
     settings.retries, settings.connection_pool_maxsize = False, 32
     return ApiClient(settings)
-
-
-def served(kube: Kube) -> bool:
-    try:
-        kube.milvuses.get(namespace="default")
-    except ApiException:
-        return False
-    return True
 
 
 @contextlib.contextmanager
@@ -226,7 +192,7 @@ class Clock:
 
 
 class StillClock(Clock):
-    """Time that passes only when a test says so, to test waiting times on a machine of any speed."""
+    """Time that passes only when a test says so."""
 
     def __call__(self) -> float:
         return 1000 + self.ahead
@@ -287,40 +253,37 @@ def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
     return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"), tls)
 
 
+ORIGINAL_CRD = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: milvuses.zilliz.com}
+spec:
+  group: zilliz.com
+  scope: Namespaced
+  names: {plural: milvuses, singular: milvus, kind: Milvus, shortNames: [mi]}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema:
+          type: object
+          properties:
+            spec:
+              type: object
+              properties:
+                milvusSpec: {type: string}
+                image: {type: string}
+                replicas: {type: integer}
+"""
+
+
 def original_crd(**spec: Any) -> Obj:
-    """The CRD of the original example: three fields, no subresources; or another schema of spec."""
-    fields = {
-        "milvusSpec": {"type": "string"},
-        "image": {"type": "string"},
-        "replicas": {"type": "integer"},
-    }
-    schema = {
-        "type": "object",
-        "properties": {"spec": spec or {"type": "object", "properties": fields}},
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "milvuses.zilliz.com"},
-        "spec": {
-            "group": "zilliz.com",
-            "scope": "Namespaced",
-            "names": {
-                "plural": "milvuses",
-                "singular": "milvus",
-                "kind": "Milvus",
-                "shortNames": ["mi"],
-            },
-            "versions": [
-                {
-                    "name": "v1",
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
-    }
+    """The CRD of the original example, without subresources; or with another schema of spec."""
+    crd: Obj = yaml.safe_load(ORIGINAL_CRD)
+    if spec:
+        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = spec
+    return crd
 
 
 class Command:
@@ -329,16 +292,13 @@ class Command:
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
     ) -> None:
-        clean = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("KUBE", "MILVUS"))
-        }
+        ours = ("KUBE", "MILVUS")
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        clean |= {"HOME": "/nonexistent"} | (env or {})
+        command = [sys.executable, str(TOP / "milvus_operator.py"), *arguments]
         self.process = subprocess.Popen(
-            [sys.executable, str(TOP / "milvus_operator.py"), *arguments],
-            stdout=subprocess.PIPE, stderr=stderr, text=True,
-            env=clean | {"HOME": "/nonexistent"} | (env or {}),
-        )  # fmt: skip
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean
+        )
         self.log = ""
 
     def end(self, seconds: float = 30) -> int:
@@ -376,21 +336,6 @@ def kubeconfig(path: Path, plane: ControlPlane, user: Any = None, **changes: Any
         part[key.replace("_", "-")] = value
     path.write_text(yaml.safe_dump(content))
     return str(path)
-
-
-def refusing(verb: str, part: str, code: int, message: str = "not now", reason: str = "") -> Any:
-    """A fault that answers requests of this verb, with this part in the path, and counts them."""
-
-    def fault(handler: Handler, asked: str, path: str) -> bool:
-        hit = asked == verb and part in path
-        if hit:
-            fault.asked += 1  # type: ignore[attr-defined]
-            body = {"kind": "Status", "code": code, "message": message, "reason": reason}
-            handler.answer(code, json.dumps(body).encode())
-        return hit
-
-    fault.asked = 0  # type: ignore[attr-defined]
-    return fault
 
 
 def http_get(port: int, path: str) -> tuple[int, str]:

@@ -1,12 +1,14 @@
-"""Runs the tests whose result may depend on the Python, the packages or the API server, on several: `make matrix`.
+"""Runs the tests marked `platform` on several Pythons, packages and API servers: `make matrix`.
 
-It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that requirements.txt allows and
-with the newest, and one Python with the newest packages against older API servers. It runs the tests marked `platform`
-and writes a table to docs/tested.md, including what was not run and why. The exit code is 1 if anything failed.
+It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
+requirements.txt allows and with the newest, and one Python with the newest packages against older
+API servers. It writes a table to docs/tested.md, including what was not run and why. The exit code
+is 1 if anything failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -24,70 +26,58 @@ TOP = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDER = ("v1.34.4", "v1.35.4")  # API servers older than the one that local/modules/go.mod pins
 OLDEST, NEWEST = "the oldest allowed", "the newest allowed"
-SAYS = "import ssl, sys, kubernetes as k; print(sys.version.split()[0], k.__version__, ssl.OPENSSL_VERSION.split()[1])"
+SAYS = """
+import ssl, sys, kubernetes
+print(sys.version.split()[0], kubernetes.__version__, ssl.OPENSSL_VERSION.split()[1])
+"""
+
+
+def said_by(*command: str | Path) -> str:
+    """What a command prints. Raises CalledProcessError."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def find_python(version: str) -> str | None:
     """The path of an interpreter of this minor version that starts, if there is one."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]
-    for path in candidates:
-        if (
-            path
-            and subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0
-        ):
-            return str(path)
+    for path in [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            if path:
+                said_by(path, "-c", "import venv")
+                return str(path)
     return None
 
 
 def lower_bounds() -> list[str]:
     """requirements.txt with each package pinned to its lower bound."""
     lines = (TOP / "requirements.txt").read_text().splitlines()
-    return [
-        re.sub(r">=([^,]+),.*", r"==\1", line)
-        for line in lines
-        if line and not line.startswith("#")
-    ]
+    pinned = [line for line in lines if line and not line.startswith("#")]
+    return [re.sub(r">=([^,]+),.*", r"==\1", line) for line in pinned]
 
 
 def environment(folder: Path, python: str, packages: str) -> str:
-    """A new virtual environment with these packages; returns its interpreter. Raises CalledProcessError."""
+    """A new environment with these packages; its interpreter. Raises CalledProcessError."""
     pinned = lower_bounds() if packages == OLDEST else ["-r", str(TOP / "requirements.txt")]
-    subprocess.run(
-        [python, "-m", "venv", "--clear", folder], check=True, capture_output=True, text=True
-    )
-    pip = [
-        str(folder / "bin/python"),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run(
-        [*pip, *pinned, "-r", str(TOP / "tests/requirements.txt")],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return str(folder / "bin/python")
+    interpreter = str(folder / "bin/python")
+    said_by(python, "-m", "venv", "--clear", folder)
+    pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    said_by(*pip, *pinned, "-r", TOP / "tests/requirements.txt")
+    return interpreter
 
 
 def apiserver(version: str) -> Path:
     """A folder with kube-apiserver of this version, built if it is missing. Raises Unavailable.
 
-    The version pins everything: its own go.mod names the versions of its dependencies, and Go verifies downloads with
-    the public checksum database.
+    The version pins everything: its own go.mod names the versions of its dependencies, and Go
+    verifies downloads with the public checksum database.
     """
     pinned = (MODULES / "go.mod").read_text()
-    replaced = re.sub(
-        r" v0\.\S+", version.replace("v1", " v0", 1), pinned[pinned.index("replace (") :]
-    )
+    replaced = pinned[pinned.index("replace (") :]
+    replaced = re.sub(r" v0\.\S+", version.replace("v1", " v0", 1), replaced)
     with tempfile.TemporaryDirectory() as name:
         module = Path(name)
-        (module / "go.mod").write_text(
-            f"module controlplane\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes {version}\n\n{replaced}"
-        )
+        required = f"go 1.26.0\n\nrequire k8s.io/kubernetes {version}"
+        (module / "go.mod").write_text(f"module controlplane\n\n{required}\n\n{replaced}")
         folder = cache(f"kube-apiserver-{version}", module, "-mod=mod")
         if not (folder / "kube-apiserver").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,28 +96,12 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
     except (Unavailable, subprocess.CalledProcessError) as error:
         last = str(getattr(error, "stderr", error)).strip().splitlines()[-1:]
         return f"| {version} | – | {packages} | {older} | not run: {' '.join(last)[:200]} |", False
-    exact, client, tls = subprocess.run(
-        [interpreter, "-c", SAYS], capture_output=True, text=True
-    ).stdout.split()
-    server = subprocess.run(
-        [assets / "kube-apiserver", "--version"], capture_output=True, text=True
-    ).stdout.split()[1]
-    env, started = (
-        os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {}),
-        time.monotonic(),
-    )
-    tests = [
-        interpreter,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "auto",
-        "-m",
-        "platform",
-        "-p",
-        "no:cacheprovider",
-    ]
+    exact, client, tls = said_by(interpreter, "-c", SAYS).split()
+    server = said_by(assets / "kube-apiserver", "--version").split()[1]
+    env = os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {})
+    started = time.monotonic()
+    options = ["-q", "-n", "auto", "-m", "platform and not slow", "-p", "no:cacheprovider"]
+    tests = [interpreter, "-m", "pytest", *options]
     done = subprocess.run(tests, cwd=TOP, capture_output=True, text=True, env=env)
     sys.stderr.write("" if done.returncode == 0 else done.stdout[-3000:])
     result = done.stdout.strip().splitlines()[-1].strip("= ").partition(" in ")[0]
@@ -148,15 +122,18 @@ def main() -> int:
             rows.append(row)
         good = good and well
     machine = f"{os.uname().sysname} on {os.uname().machine}"
-    (TOP / "docs/tested.md").write_text(
-        f"# Tested with\n\n`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,\n"
-        "whose result may depend on the Python, the packages or the API server. `make test` runs all tests on one Python.\n"
-        "Only kube-apiserver has an older version; the rest of Kubernetes is always the newest.\n\n"
-        f"{fingerprint.line()}\n\n"
-        "| Python | OpenSSL | packages | kube-apiserver | result |\n|---|---|---|---|---|\n"
-        + "\n".join(rows)
-        + "\n"
-    )
+    text = f"""# Tested with
+
+`make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,
+whose result may depend on the Python, the packages or the API server. `make test-all` runs all
+tests on one Python. Only kube-apiserver has an older version; the rest is always the newest.
+
+{fingerprint.line()}
+
+| Python | OpenSSL | packages | kube-apiserver | result |
+|---|---|---|---|---|
+"""
+    (TOP / "docs/tested.md").write_text(text + "\n".join(rows) + "\n")
     return 0 if good else 1
 
 
