@@ -385,7 +385,9 @@ def check_shape(text: str) -> None:
 
 def flat_settings(node: yaml.Node | None) -> dict[str, str]:
     """The settings below a mapping node, checked. Raises Invalid."""
-    settings, lines, size = dict[str, str](), dict[str, int](), 0
+    settings = dict[str, str]()
+    lines = dict[str, int]()
+    size = 0
     for name, value, line in flatten(node):
         key = setting(name)
         if key in FIXED:
@@ -608,7 +610,8 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
         command = f"kubectl label --overwrite pod {name} {labels}"
         return Reason(NAME_CONFLICT, f"pod {name} has lost its labels; restore them: {command}")
     group = str(owner.get("apiVersion")).partition("/")[0]
-    if (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus)):
+    is_milvus = group == GROUP and owner.get("kind") == KIND
+    if is_milvus and owner.get("name") == name_of(milvus):
         return None  # of an earlier Milvus of that name: the garbage collector deletes it
     whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "no Milvus"
     advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
@@ -658,21 +661,22 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
         if orphan is not None and is_orphan(milvus, pod):
             reason = "no controller, but the name and labels of a pod of this Milvus"
             actions.append(Action("adopt", orphan, pod, reason))
-    running = dict[int, Obj]()
+    running, all_run = dict[int, Obj](), True
     for ordinal in range(spec.replicas):
-        current = mine.get(ordinal)
+        name, current = pod_name(milvus, ordinal), mine.get(ordinal)
         if current is None:
-            if pod_name(milvus, ordinal) not in present:
+            all_run = all_run and name in taken
+            if name not in present:
                 actions.append(Action("create", ordinal, {}))
-        elif not is_ending(current):
-            if reason := why_restart(milvus, ordinal, current):
-                is_outdated = template_hash_of(current) != spec.template_hash
-                verb = "replace" if is_outdated else "restart"
-                actions.append(Action(verb, ordinal, current, reason))
-            else:
-                running[ordinal] = current
-    absent = [i for i in range(spec.replicas) if i not in mine and pod_name(milvus, i) not in taken]
-    all_run = not absent and len(running) == len([i for i in mine if i < spec.replicas])
+        elif is_ending(current):
+            all_run = False
+        elif reason := why_restart(milvus, ordinal, current):
+            all_run = False
+            is_outdated = template_hash_of(current) != spec.template_hash
+            verb = "replace" if is_outdated else "restart"
+            actions.append(Action(verb, ordinal, current, reason))
+        else:
+            running[ordinal] = current
     return actions + roll(running, spec.template_hash, all_run)
 
 
@@ -1161,7 +1165,10 @@ class Cluster:
         dry_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
+        self.connect = connect
+        self.timeout = timeout
+        self.dry_run = dry_run
+        self.clock = clock
         self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
         self.answered = clock()  # when a response last came
@@ -1266,7 +1273,9 @@ class Cluster:
     ) -> list[Obj]:
         """All objects of a list. The first page is small, because an object may weigh a megabyte. A
         page that is the same as in the last list is not parsed again."""
-        known, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
+        key = resource.name, namespace
+        known = self.pages.get(key, {})
+        pages = dict[bytes, list[Obj]]()
         limit = FIRST_PAGE
 
         def read(body: bytes) -> Obj:
@@ -1280,16 +1289,20 @@ class Cluster:
             if digest not in known:
                 known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
             pages[digest] = known[digest]
-            limit = max(1, min(PAGE, PAGE_BYTES * (len(known[digest]) + 1) // (len(items) + 1)))
+            size = 1 + len(items) // (1 + len(known[digest]))  # of an object, in bytes
+            limit = min(PAGE, 1 + PAGE_BYTES // size)
             return mapping(parse(body[:begin] + body[end:]).get("metadata"))
 
-        target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
+        target = {"metadata": {"namespace": namespace}}
+        before = {*known}
+        token = None
         while token != "":
             selector |= {"limit": limit, "_continue": token}
-            token = self.request("get", resource, target, read=read, **selector).get("continue", "")
+            metadata = self.request("get", resource, target, read=read, **selector)
+            token = metadata.get("continue", "")
         if pages.keys() != before:
             self.changed = self.clock()
-        self.pages[resource.name, namespace] = pages
+        self.pages[key] = pages
         return [item for objects in pages.values() for item in objects]
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj]]:
@@ -1459,7 +1472,9 @@ class Operator:
     def __init__(
         self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int
     ) -> None:
-        self.cluster, self.interval, self.clock = cluster, interval, cluster.clock
+        self.cluster = cluster
+        self.clock = cluster.clock
+        self.interval = interval
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
@@ -1489,7 +1504,8 @@ class Operator:
         while not self.stopping:
             this = self.run_pass()
             gc.collect()
-            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
+            due = this.started + self.next_pass(this)
+            time.sleep(max(0, due - self.clock()))
 
     def run_once(self) -> bool:
         """Make passes until one changes nothing; returns whether all went well."""
@@ -1507,7 +1523,8 @@ class Operator:
         if self.unlisted.delay:
             return self.unlisted.delay * random.uniform(0.5, 1)
         quiet = self.clock() - self.cluster.changed
-        return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
+        listing = this.listed - this.started
+        return min(self.interval, max(0.5, 5 * listing, quiet / 2))
 
     def run_pass(self, seconds: float | None = None) -> Pass:
         """Observe everything, and act where something is left to do, for an interval at most."""
@@ -1571,7 +1588,8 @@ class Operator:
             groups = group(pods, memories)
             for milvus in milvuses:
                 uid, where = uid_of(milvus), namespace_of(milvus)
-                memory, mine = memories[uid], groups[where, uid] + groups[where, name_of(milvus)]
+                memory = memories[uid]
+                mine = groups[where, uid] + groups[where, name_of(milvus)]
                 versions = tuple(map(version_of, (milvus, *mine)))
                 is_settled = memory.settled == versions and this.listed < memory.wake
                 if is_ending(milvus):
@@ -1785,8 +1803,10 @@ class Operator:
     def tell_condition(self, job: Job, reconciled: Obj) -> None:
         """Log a Reconciled condition that is new, and make it an event."""
         before = condition_of(job.milvus, "Reconciled")
-        reason, message = reconciled["reason"], reconciled["message"]
-        if (before.get("reason", RECONCILED), before.get("message", message)) == (reason, message):
+        reason = reconciled["reason"]
+        message = reconciled["message"]
+        is_same = before.get("reason", RECONCILED) == reason
+        if is_same and before.get("message", message) == message:
             return
         text = f"{reason}: {message}"
         if reason == RECONCILED:
