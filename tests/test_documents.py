@@ -17,7 +17,16 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Command, Kube, Obj, eventually, kubeconfig, settle
+from tests.lib.kit import (
+    TOP,
+    Command,
+    Kube,
+    Obj,
+    eventually,
+    kubeconfig,
+    settle,
+    until_gone,
+)
 
 DOCUMENTS = {
     path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
@@ -342,6 +351,7 @@ def test_the_commands_about_an_installation(kube: Kube, tmp_path: Path) -> None:
     commands = [line for title in titles for line in section(title)]
     assert commands[1:3] == ["make image", "docker push $IMAGE"]
     said = dict[str, str]()
+    until_gone(kube, "milvus-polling-operator-system", "milvus")
     try:
         for line in commands:
             if line.startswith("export "):

@@ -17,7 +17,7 @@ import yaml
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from tests.lib.kit import TOP, Kube, Obj, settle
+from tests.lib.kit import TOP, Kube, Obj, settle, until_gone
 
 SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
@@ -140,6 +140,7 @@ def test_the_manifest_of_a_release_installs_everything_with_its_image(
 ) -> None:
     make("release", folder=copy, IMAGE=IMAGE)
     manifest = (copy / f"dist/{NAME}.yaml").read_text()
+    until_gone(kube, SYSTEM)
     kube.kubectl("apply", "-n", SYSTEM, "-f", "-", stdin=manifest)
     try:
         show = ("get", "deployment", "milvus-polling-operator", "-n", SYSTEM, "-o")
@@ -195,6 +196,7 @@ def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
 @pytest.fixture
 def deployed(kube: Kube) -> Iterator[None]:
     deploy = ("-n", SYSTEM, "-f", str(TOP / "deploy.yaml"))
+    until_gone(kube, SYSTEM)
     kube.kubectl("apply", *deploy)
     yield
     kube.kubectl("delete", *deploy, "--ignore-not-found")
