@@ -10,6 +10,10 @@ VENV := .venv$(if $(PYTHON),-$(or $(shell $(PYTHON) -c 'import platform; print(p
 BIN := $(VENV)/bin
 NEW := $(or $(PYTHON),python3)
 IMAGE ?= milvus-polling-operator:0.1.0
+# Only `make deploy NAMESPACE=…`: an environment often has a variable of that name.
+ifneq ($(origin NAMESPACE),command line)
+NAMESPACE :=
+endif
 # deploy.yaml with this image and, if NAMESPACE is set, for that namespace alone: with a Role there.
 MANIFEST = sed -e 's|image: milvus-polling-operator:0.1.0|image: $(IMAGE)|' $(if $(NAMESPACE),$(ONLY)) deploy.yaml
 ONLY = -e '1,/^---$$/d' -e 's/ClusterRole/Role/g' -e 's/--all-namespaces, //' \

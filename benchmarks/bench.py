@@ -452,9 +452,8 @@ def replica_sets(bench: Bench) -> None:
     """ReplicaSets with the same pods, served by kube-controller-manager."""
     name, hands = "replicasets", bench.hands
     hands.namespace(name)
-    body = mo.new_pod(
-        milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}, 0
-    )
+    web = milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}
+    body = mo.new_pod(web, mo.spec_of(web), 0)
 
     def one(number: int) -> mo.Obj:
         labels = {"app": f"web-{number}"}

@@ -84,7 +84,7 @@ class Hands:
 
     def pod_bodies(self, milvuses: list[Obj]) -> list[Obj]:
         return [
-            mo.new_pod(one, ordinal)
+            mo.new_pod(one, mo.spec_of(one), ordinal)
             for one in milvuses
             for ordinal in range(one["spec"]["replicas"])
         ]

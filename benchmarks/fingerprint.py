@@ -1,4 +1,4 @@
-"""Which milvus_operator.py a result was measured with: `make release` refuses results of another one.
+"""Which milvus_operator.py a result was made with: `make release` wants results of this one.
 
 python -m benchmarks.fingerprint    # exits with 1 and says which results are missing or outdated
 """

@@ -1,4 +1,4 @@
-"""Makes the OLM bundle and the files of a release from crd.yaml, deploy.yaml, csv.yaml and a sample.
+"""Makes the OLM bundle and the files of a release from the manifests, csv.yaml and a sample.
 
 python -m bundle.make bundle FOLDER IMAGE     # the bundle: `make bundle`
 python -m bundle.make release FOLDER IMAGE    # the files of a release: `make release`
@@ -75,7 +75,8 @@ def bundle(image: str) -> Files:
 def service_version(image: str) -> Obj:
     """The ClusterServiceVersion: csv.yaml, completed from the other files.
 
-    OLM itself makes the service account and its bindings: Roles in the managed namespaces, or a ClusterRole.
+    OLM itself makes the service account and its bindings: Roles in the managed namespaces, or a
+    ClusterRole.
     """
     csv, crd = yaml.safe_load(read("bundle/csv.yaml")), yaml.safe_load(read("crd.yaml"))["spec"]
     sample, *_ = yaml.safe_load_all(read("samples/minimal.yaml"))
@@ -124,11 +125,13 @@ def service_version(image: str) -> Obj:
 
 
 def release(image: str) -> Files:
-    """The files of a release: one manifest with everything that an installation needs, and the bundle, packed."""
+    """The files of a release: a manifest with all that an installation needs, and the bundle."""
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
-            entry = tarfile.TarInfo(path)  # of root and of 1970, so that the bytes are always the same
+            entry = tarfile.TarInfo(
+                path
+            )  # of root and of 1970, so that the bytes are always the same
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"
