@@ -74,7 +74,9 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
                 plane = stack.enter_context(ControlPlane())
         except Unavailable as error:
             stop(request.session, error)
-        os.environ["KUBECACHEDIR"] = f"{plane.folder}/kubectl"  # also for commands of make and of the documents
+        os.environ["KUBECACHEDIR"] = (
+            f"{plane.folder}/kubectl"  # also for commands of make and of the documents
+        )
         kube = Kube(plane, "default")
         eventually(lambda: kube.milvuses.get(namespace="default"), ignoring=(ApiException,))
         yield plane

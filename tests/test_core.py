@@ -13,6 +13,8 @@ from kubernetes.client import ApiClient, ApiException, Configuration
 import milvus_operator as mo
 from tests.lib.objects import NOW, Obj, conditions, milvus, pod, pods, read
 
+BackOffs = dict[int | str, mo.BackOff]
+
 # What to do ----------------------------------------------------------------------------
 
 
@@ -27,7 +29,7 @@ def todo(
     """What is done now, such as `delete x-2, create x-0`; as in the loop."""
     spec = mo.spec_of(milvus)
     taken = [mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, spec, pod)]
-    back_offs = dict.fromkeys(backing_off, mo.BackOff(until=1, lost=lost))
+    back_offs: BackOffs = {key: mo.BackOff(until=1, lost=lost) for key in backing_off}
     actions = mo.choose(mo.decide(milvus, spec, pods, taken), back_offs, may_restart, 0)
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
@@ -135,13 +137,15 @@ def test_no_ready_pod_goes_while_the_lost_delete_of_another_may_still_take_effec
 
 
 def test_a_lost_delete_of_a_ready_pod_is_repeated_before_any_other() -> None:
-    there, back_offs = pods("x-0 old, x-1 old, x-2 old"), {0: mo.BackOff(until=1, lost=True)}
+    there = pods("x-0 old, x-1 old, x-2 old")
+    back_offs: BackOffs = {0: mo.BackOff(until=1, lost=True)}
     actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, []), back_offs, True, 1)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
 
 
 def test_a_rejected_delete_of_a_ready_pod_is_repeated_after_the_others() -> None:
-    there, back_offs = pods("x-0 old, x-1 old"), {1: mo.BackOff(until=1)}
+    there = pods("x-0 old, x-1 old")
+    back_offs: BackOffs = {1: mo.BackOff(until=1)}
     actions = mo.choose(mo.decide(milvus(2), read(milvus(2)), there, []), back_offs, True, 1)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
 
