@@ -214,7 +214,7 @@ def test_impersonation_is_refused_in_one_clear_line(
     file = kubeconfig(tmp_path / "config", kube.plane, user)
     process = command("--kubeconfig", file, "--once")
     assert process.end() == 2
-    reason = "impersonation (`as`, `as-groups`) is not supported"
+    reason = "impersonation (`as`) is not supported"
     assert process.log == f"Error: cannot use {file}: {reason}\n"
 
 
@@ -335,7 +335,7 @@ def test_a_plugin_that_waits_while_the_token_is_rejected_is_named(
     plugin.prints(new_account(kube))
     eventually(lambda: not make_pass(operator))
     make_pass(operator)
-    told = "waiting for the exec plugin"
+    told = "exec plugin"
     eventually(lambda: told in "".join(operator.run_pass().outages))
     plugin.goes_on()
     eventually(lambda: make_pass(operator))
