@@ -1551,7 +1551,7 @@ class Operator:
             self.submit(job)
         self.wait_for_workers(this)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
-        left |= {uid_of(job.milvus) for task, job in self.tasks.items() if not task.done()}
+        left |= {uid_of(job.milvus) for task, job in self.tasks.copy().items() if not task.done()}
         this.left = len(left)
 
     def withdraw(self) -> set[str]:
