@@ -110,7 +110,9 @@ PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updat
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter("milvus_operator_passes", "Passes: success or failure", ["result"])
+PASSES = metrics.Counter(
+    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
+)
 PASS_SECONDS = metrics.Histogram(
     "milvus_operator_pass_duration_seconds",
     "Duration of a pass",
@@ -120,7 +122,7 @@ REQUESTS = metrics.Counter(
     "milvus_operator_api_requests", "Requests to the API server", ["verb", "resource", "code"]
 )
 MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources: ready, progressing, failed", ["state"]
+    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
 )
 SINCE_GOOD_PASS = metrics.Gauge(
     "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
@@ -383,7 +385,9 @@ def check_shape(text: str) -> None:
 
 def flat_settings(node: yaml.Node | None) -> dict[str, str]:
     """The settings below a mapping node, checked. Raises Invalid."""
-    settings, lines, size = dict[str, str](), dict[str, int](), 0
+    settings = dict[str, str]()
+    lines = dict[str, int]()
+    size = 0
     for name, value, line in flatten(node):
         key = setting(name)
         if key in FIXED:
@@ -606,7 +610,8 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
         command = f"kubectl label --overwrite pod {name} {labels}"
         return Reason(NAME_CONFLICT, f"pod {name} has lost its labels; restore them: {command}")
     group = str(owner.get("apiVersion")).partition("/")[0]
-    if (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus)):
+    is_milvus = group == GROUP and owner.get("kind") == KIND
+    if is_milvus and owner.get("name") == name_of(milvus):
         return None  # of an earlier Milvus of that name: the garbage collector deletes it
     whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "no Milvus"
     advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
@@ -656,21 +661,22 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
         if orphan is not None and is_orphan(milvus, pod):
             reason = "no controller, but the name and labels of a pod of this Milvus"
             actions.append(Action("adopt", orphan, pod, reason))
-    running = dict[int, Obj]()
+    running, all_run = dict[int, Obj](), True
     for ordinal in range(spec.replicas):
-        current = mine.get(ordinal)
+        name, current = pod_name(milvus, ordinal), mine.get(ordinal)
         if current is None:
-            if pod_name(milvus, ordinal) not in present:
+            all_run = all_run and name in taken
+            if name not in present:
                 actions.append(Action("create", ordinal, {}))
-        elif not is_ending(current):
-            if reason := why_restart(milvus, ordinal, current):
-                is_outdated = template_hash_of(current) != spec.template_hash
-                verb = "replace" if is_outdated else "restart"
-                actions.append(Action(verb, ordinal, current, reason))
-            else:
-                running[ordinal] = current
-    absent = [i for i in range(spec.replicas) if i not in mine and pod_name(milvus, i) not in taken]
-    all_run = not absent and len(running) == len([i for i in mine if i < spec.replicas])
+        elif is_ending(current):
+            all_run = False
+        elif reason := why_restart(milvus, ordinal, current):
+            all_run = False
+            is_outdated = template_hash_of(current) != spec.template_hash
+            verb = "replace" if is_outdated else "restart"
+            actions.append(Action(verb, ordinal, current, reason))
+        else:
+            running[ordinal] = current
     return actions + roll(running, spec.template_hash, all_run)
 
 
@@ -916,7 +922,7 @@ class ApiError(Exception):
 
 # The API server's own words about a 403, anchored at their start: what follows may be a user's.
 DENIED = re.compile(
-    r'[a-z.]+(?: "[^"]*")? is forbidden: (?:'
+    r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (?:'
     r"exceeded (?P<quota>quota): |"
     r'User "(?P<user>[^"]*)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[a-z./]+)"|'
     r"cannot set (?P<owner>blockOwnerDeletion))"
@@ -1159,7 +1165,10 @@ class Cluster:
         dry_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.connect, self.timeout, self.dry_run, self.clock = connect, timeout, dry_run, clock
+        self.connect = connect
+        self.timeout = timeout
+        self.dry_run = dry_run
+        self.clock = clock
         self.would = " (dry run)" if dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
         self.answered = clock()  # when a response last came
@@ -1264,7 +1273,9 @@ class Cluster:
     ) -> list[Obj]:
         """All objects of a list. The first page is small, because an object may weigh a megabyte. A
         page that is the same as in the last list is not parsed again."""
-        known, pages = self.pages.get((resource.name, namespace), {}), dict[bytes, list[Obj]]()
+        key = resource.name, namespace
+        known = self.pages.get(key, {})
+        pages = dict[bytes, list[Obj]]()
         limit = FIRST_PAGE
 
         def read(body: bytes) -> Obj:
@@ -1278,16 +1289,20 @@ class Cluster:
             if digest not in known:
                 known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
             pages[digest] = known[digest]
-            limit = max(1, min(PAGE, PAGE_BYTES * (len(known[digest]) + 1) // (len(items) + 1)))
+            size = 1 + len(items) // (1 + len(known[digest]))  # of an object, in bytes
+            limit = min(PAGE, 1 + PAGE_BYTES // size)
             return mapping(parse(body[:begin] + body[end:]).get("metadata"))
 
-        target, token, before = {"metadata": {"namespace": namespace}}, None, {*known}
+        target = {"metadata": {"namespace": namespace}}
+        before = {*known}
+        token = None
         while token != "":
             selector |= {"limit": limit, "_continue": token}
-            token = self.request("get", resource, target, read=read, **selector).get("continue", "")
+            metadata = self.request("get", resource, target, read=read, **selector)
+            token = metadata.get("continue", "")
         if pages.keys() != before:
             self.changed = self.clock()
-        self.pages[resource.name, namespace] = pages
+        self.pages[key] = pages
         return [item for objects in pages.values() for item in objects]
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj]]:
@@ -1457,7 +1472,9 @@ class Operator:
     def __init__(
         self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int
     ) -> None:
-        self.cluster, self.interval, self.clock = cluster, interval, cluster.clock
+        self.cluster = cluster
+        self.clock = cluster.clock
+        self.interval = interval
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
@@ -1487,7 +1504,8 @@ class Operator:
         while not self.stopping:
             this = self.run_pass()
             gc.collect()
-            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
+            due = this.started + self.next_pass(this)
+            time.sleep(max(0, due - self.clock()))
 
     def run_once(self) -> bool:
         """Make passes until one changes nothing; returns whether all went well."""
@@ -1505,7 +1523,8 @@ class Operator:
         if self.unlisted.delay:
             return self.unlisted.delay * random.uniform(0.5, 1)
         quiet = self.clock() - self.cluster.changed
-        return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
+        listing = this.listed - this.started
+        return min(self.interval, max(0.5, 5 * listing, quiet / 2))
 
     def run_pass(self, seconds: float | None = None) -> Pass:
         """Observe everything, and act where something is left to do, for an interval at most."""
@@ -1569,7 +1588,8 @@ class Operator:
             groups = group(pods, memories)
             for milvus in milvuses:
                 uid, where = uid_of(milvus), namespace_of(milvus)
-                memory, mine = memories[uid], groups[where, uid] + groups[where, name_of(milvus)]
+                memory = memories[uid]
+                mine = groups[where, uid] + groups[where, name_of(milvus)]
                 versions = tuple(map(version_of, (milvus, *mine)))
                 is_settled = memory.settled == versions and this.listed < memory.wake
                 if is_ending(milvus):
@@ -1633,11 +1653,11 @@ class Operator:
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
-        if job.changed or len(job.todo) > size:  # the next pass sees what came of it
+        is_later = job.changed or len(job.todo) > size  # the next pass sees what came of it
+        if is_later:
             memory.unreported = min(memory.unreported, self.clock())
             job.unfinished = job.unfinished or not job.changed
-        is_due = self.clock() >= memory.unreported + self.interval
-        if start == 0 and (is_due or memory.unreported == math.inf):
+        if start == 0 and (not is_later or self.clock() >= memory.unreported + self.interval):
             self.tell_all(job)
 
     def tell_all(self, job: Job) -> None:
@@ -1783,8 +1803,10 @@ class Operator:
     def tell_condition(self, job: Job, reconciled: Obj) -> None:
         """Log a Reconciled condition that is new, and make it an event."""
         before = condition_of(job.milvus, "Reconciled")
-        reason, message = reconciled["reason"], reconciled["message"]
-        if (before.get("reason", RECONCILED), before.get("message", message)) == (reason, message):
+        reason = reconciled["reason"]
+        message = reconciled["message"]
+        is_same = before.get("reason", RECONCILED) == reason
+        if is_same and before.get("message", message) == message:
             return
         text = f"{reason}: {message}"
         if reason == RECONCILED:
@@ -1826,8 +1848,8 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus left" if this.left else ""
-        total = f"{this.milvuses} Milvus and {this.pods} pods{would}"
+        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
             self.good = now
@@ -1839,10 +1861,12 @@ class Operator:
     def report_outages(self, lines: list[str]) -> None:
         """Log what has begun and what has ended. What is before the colon says what is the same."""
         outages = {line.partition(": ")[0]: line for line in lines}
-        for key in outages.keys() - self.outages.keys():
-            log.error(outages[key])
-        for key in self.outages.keys() - outages.keys():
-            log.info("resolved: %s", key)
+        for key, line in outages.items():
+            if key not in self.outages:
+                log.error(line)
+        for key in self.outages:
+            if key not in outages:
+                log.info("resolved: %s", key)
         self.outages = outages
 
     def all_memories(self) -> list[Memory]:
@@ -2025,8 +2049,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     type=float,
     default=5,
     callback=seconds,
-    help="Time from the start of one pass to the start of the next while nothing changes; after a "
-    "change the next pass comes sooner.",
+    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
+    "pass comes sooner.",
 )
 @click.option(
     "--once",
@@ -2076,6 +2100,9 @@ def main(
     namespaces: tuple[str, ...], all_namespaces: bool, interval: float, once: bool, **options: Any
 ) -> None:
     """Keep the pods of every Milvus resource running.
+
+    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
+    it.
 
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.

@@ -27,9 +27,8 @@ def todo(
     """What is done now, such as `delete x-2, create x-0`; as in the loop."""
     spec = mo.spec_of(milvus)
     taken = [mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, spec, pod)]
-    actions = mo.choose(
-        mo.decide(milvus, spec, pods, taken), dict.fromkeys(backing_off, lost), may_restart
-    )
+    back_offs = dict.fromkeys(backing_off, mo.BackOff(until=1, lost=lost))
+    actions = mo.choose(mo.decide(milvus, spec, pods, taken), back_offs, may_restart, 0)
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
 
@@ -135,10 +134,22 @@ def test_no_ready_pod_goes_while_the_lost_delete_of_another_may_still_take_effec
     assert todo(milvus(3), pods(there), backing_off, lost=True) == expected
 
 
+def test_a_lost_delete_of_a_ready_pod_is_repeated_before_any_other() -> None:
+    there, back_offs = pods("x-0 old, x-1 old, x-2 old"), {0: mo.BackOff(until=1, lost=True)}
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
+def test_a_rejected_delete_of_a_ready_pod_is_repeated_after_the_others() -> None:
+    there, back_offs = pods("x-0 old, x-1 old"), {1: mo.BackOff(until=1)}
+    actions = mo.choose(mo.decide(milvus(2), read(milvus(2)), there, []), back_offs, True, 1)
+    assert [(action.verb, action.ordinal) for action in actions] == [("replace", 0)]
+
+
 def test_a_name_that_is_taken_is_not_counted_twice() -> None:
     """A name may count as taken a little longer, after the labels of our pod were restored."""
     there = pods("x-0 old, x-1 old, x-2 old")
-    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True)
+    actions = mo.choose(mo.decide(milvus(3), read(milvus(3)), there, ["x-1"]), {}, True, 0)
     assert [(action.verb, action.ordinal) for action in actions] == [("replace", 2)]
 
 
@@ -271,7 +282,7 @@ def deep(levels: int, value: Any = None) -> Any:
 
 
 NUMBER = "spec.replicas must be a whole number from 0 to 1000"
-LEVELS = "spec.pod is nested more than 100 levels deep"
+LEVELS = "the spec is nested more than 100 levels deep"
 NAME = "the name must be a DNS label of at most 52 characters"
 
 
@@ -316,8 +327,8 @@ def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
         ("the most replicas", milvus(1000), 1000),
         ("the longest name", milvus(1, name="a" * 52), 1),
         ("a name of digits and dashes", milvus(1, name="0--9"), 1),
-        ("the deepest pod", milvus(1, pod=deep(100)), 1),
-        ("the deepest lists", milvus(1, pod={"spec": deep(99, [])}), 1),
+        ("the deepest pod", milvus(1, pod=deep(99)), 1),
+        ("the deepest lists", milvus(1, pod={"spec": deep(98, [])}), 1),
     ],
 )
 def test_a_spec_at_its_limits_is_served(what: str, served: Obj, replicas: int) -> None:

@@ -111,7 +111,8 @@ def test_only_pods_of_ours_are_written_to_and_each_one_once(pods: list[Obj], cou
 def test_one_ready_pod_at_a_time_and_only_while_all_others_are_ready(
     pods: list[Obj], count: int, backing_off: dict[int | str, bool], may_restart: bool
 ) -> None:
-    chosen = mo.choose(decided(count, pods), backing_off, may_restart)
+    failed = {key: mo.BackOff(until=1, lost=lost) for key, lost in backing_off.items()}
+    chosen = mo.choose(decided(count, pods), failed, may_restart, 0)
     assert not backing_off.keys() & {action.ordinal for action in chosen}
     disrupted = [
         action.ordinal
