@@ -972,14 +972,16 @@ def shallow(body: bytes) -> bytes:
     return b"".join([*kept, body[start:]])
 
 
-def parse(body: bytes) -> Obj:
-    """The JSON object as a dict. One item nested too deeply for Python must not hide a list."""
+def parse(body: bytes, shape: type[Any] = dict) -> Any:
+    """The JSON as a dict, or a list. One item nested too deeply for Python must not hide a list."""
     try:
-        with contextlib.suppress(RecursionError):
-            return mapping(json.loads(body))
-        return mapping(json.loads(shallow(body)))
+        try:
+            value = json.loads(body)
+        except RecursionError:
+            value = json.loads(shallow(body))
     except (ValueError, RecursionError):
         raise ApiError(0, "the response is not JSON: is this a Kubernetes API server?") from None
+    return value if isinstance(value, shape) else shape()
 
 
 IDENTITY = "name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp"
@@ -1283,24 +1285,23 @@ class Cluster:
             start = ITEMS.search(body)
             if not start:
                 raise ApiError(0, "the response is not a list: is this a Kubernetes API server?")
-            begin, end = start.end(), body.rfind(b"]")
-            items = body[begin:end]
-            digest = hashlib.blake2b(items).digest()
-            if digest not in known:
-                known[digest] = [slim(item) for item in parse(b'{"items":[%b]}' % items)["items"]]
-            pages[digest] = known[digest]
-            size = 1 + len(items) // (1 + len(known[digest]))  # of an object, in bytes
-            limit = min(PAGE, 1 + PAGE_BYTES // size)
-            return mapping(parse(body[:begin] + body[end:]).get("metadata"))
+            begin, end = start.end() - 1, body.rfind(b"]") + 1
+            digest = hashlib.blake2b(memoryview(body)[begin:end]).digest()
+            objects = known.get(digest)
+            if objects is None:
+                objects = [slim(item) for item in parse(body[begin:end], list)]
+            pages[digest] = objects
+            size = 1 + (end - begin) // (1 + len(objects))  # of an object, in bytes
+            limit = min(2 * limit, PAGE, 1 + PAGE_BYTES // size)
+            return mapping(parse(body[:begin] + b"[]" + body[end:]).get("metadata"))
 
         target = {"metadata": {"namespace": namespace}}
-        before = {*known}
         token = None
         while token != "":
             selector |= {"limit": limit, "_continue": token}
             metadata = self.request("get", resource, target, read=read, **selector)
             token = metadata.get("continue", "")
-        if pages.keys() != before:
+        if pages.keys() != known.keys():
             self.changed = self.clock()
         self.pages[key] = pages
         return [item for objects in pages.values() for item in objects]
@@ -1413,7 +1414,7 @@ class Memory:
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
         back_off = back_off._replace(why=error.why(), outage=error.outage)
-        self.back_offs[key] = back_off._replace(lost=error.code in (0, 504))
+        self.back_offs[key] = back_off._replace(lost=error.code == 0 or error.code >= 500)
         return self.back_offs[key]
 
     def waits(self, key: int | str, now: float) -> bool:
@@ -1452,6 +1453,7 @@ class Job:
     actions: list[Action] = field(default_factory=list)  # everything that should be done
     todo: list[Action] = field(default_factory=list)  # what may be done now
     failures: int = 0
+    suspect: bool = False  # whether a write had no valid response, and may hang again
     changed: bool = False  # whether the pods are no longer as the lists show them
     unfinished: bool = False  # whether something was left to the next pass
 
@@ -1481,7 +1483,7 @@ class Operator:
         self.second_tries = ThreadPoolExecutor(workers // 4) if workers >= 4 else self.workers
         self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
-        self.tasks: dict[Future[None], str] = {}  # of the workers, with the UID of the Milvus
+        self.tasks: dict[Future[None], Job] = {}  # of the workers
         self.outcomes: deque[str] = deque()  # what workers have written since the last report
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.unlisted = NEVER_FAILED  # while no list succeeds
@@ -1543,9 +1545,9 @@ class Operator:
         jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
         for job in jobs:
             self.submit(job)
-        self.wait_for_workers(this.deadline + GRACE)
+        self.wait_for_workers(this)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
-        left |= {uid for task, uid in self.tasks.items() if not task.done()}
+        left |= {uid_of(job.milvus) for task, job in self.tasks.items() if not task.done()}
         this.left = len(left)
 
     def withdraw(self) -> set[str]:
@@ -1553,16 +1555,22 @@ class Operator:
         for task in list(self.tasks):
             if task.cancel() or task.done():
                 del self.tasks[task]
-        return {*self.tasks.values()}
+        return {uid_of(job.milvus) for job in self.tasks.values()}
 
-    def wait_for_workers(self, until: float) -> None:
-        """Wait until all tasks are done, or until this time; what hangs then is left alone."""
-        while not self.stopping and (now := self.clock()) < until:
-            self.progressed = now
-            pending = [task for task in list(self.tasks) if not task.done()]
-            if not pending:
+    def wait_for_workers(self, this: Pass) -> None:
+        """Wait until all is done, or until the deadline; for what hung before, until the next pass
+        is due."""
+        while not self.stopping:
+            pending = {task: job for task, job in self.tasks.copy().items() if not task.done()}
+            trusted = [t for t, job in pending.items() if job.this is this and not job.suspect]
+            until = this.started + self.next_pass(this)
+            if trusted:
+                until = this.deadline + GRACE
+            self.progressed = self.clock()
+            if not pending or self.progressed >= until:
                 return
-            if concurrent.futures.wait(pending, timeout=min(5, until - now)).not_done:
+            timeout = min(5, until - self.progressed)
+            if concurrent.futures.wait(trusted or pending, timeout).not_done:
                 gc.collect()
 
     # --- Observe ---
@@ -1603,7 +1611,9 @@ class Operator:
         """Read the spec, and find out what to do now."""
         memory, milvus, now = job.memory, job.milvus, job.this.listed
         if generation_of(milvus) != memory.generation:
-            memory.generation, memory.back_offs = generation_of(milvus), {}
+            memory.generation = generation_of(milvus)
+            lost = [key for key, back_off in memory.back_offs.items() if back_off.lost]
+            memory.back_offs = dict.fromkeys(lost, BackOff(why=Reason(PENDING), lost=True))
         if now >= memory.restart.until - memory.restart.delay + 600:
             memory.restart = NEVER_FAILED
         try:
@@ -1632,14 +1642,16 @@ class Operator:
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
         """Give a job to a worker, from this action on."""
-        pool = self.second_tries if job.memory.back_offs else self.workers
-        self.tasks[pool.submit(self.work, job, start)] = uid_of(job.milvus)
+        job.suspect = any(back_off.lost for back_off in list(job.memory.back_offs.values()))
+        pool = self.second_tries if job.suspect else self.workers
+        self.tasks[pool.submit(self.work, job, start)] = job
 
     def work(self, job: Job, start: int) -> None:
         """A worker's task: decide, carry out a batch of actions and, if there is none, report."""
         with self.slots:
             _, error = attempt(self.act_and_report, job, start)
         if error:
+            job.memory.state = "failed"
             job.memory.back_off(STATUS, error, self.clock())
 
     def act_and_report(self, job: Job, start: int) -> None:
@@ -1691,13 +1703,18 @@ class Operator:
             memory.back_offs.pop(action.ordinal, None)
             job.changed = job.changed or not self.cluster.dry_run
             self.record_success(job, action)
-        elif error.reason in ("Conflict", "NotFound") and action.ordinal not in memory.back_offs:
-            # The next pass decides anew. A second time in a row, it is a failure like any other.
-            memory.back_offs[action.ordinal] = BackOff(why=Reason(PENDING))
-            job.changed = True
-            self.outcomes.append(CONFLICT)
-        else:
+        elif not self.is_conflict(job, action.ordinal, error):
             self.record_failure(job, action, error)
+
+    def is_conflict(self, job: Job, key: int | str, error: ApiError) -> bool:
+        """Whether something has changed, so that the next pass decides anew. A second time in a
+        row, it is a failure like any other."""
+        if error.reason not in ("Conflict", "NotFound") or key in job.memory.back_offs:
+            return False
+        job.memory.back_offs[key] = BackOff(why=Reason(PENDING))
+        job.changed = True
+        self.outcomes.append(CONFLICT)
+        return True
 
     def carry_out(self, job: Job, action: Action) -> None:
         cluster, memory, spec = self.cluster, job.memory, job.spec
@@ -1740,7 +1757,7 @@ class Operator:
 
     def record_success(self, job: Job, action: Action) -> None:
         memory, name = job.memory, pod_name(job.milvus, action.ordinal)
-        if action.verb == "restart":
+        if action.verb == "restart" and self.clock() >= memory.restart.until:
             memory.restart = memory.restart.longer(10, 300, self.clock())
         self.outcomes.append(DONE[action.verb])
         memory.news.setdefault((action.verb, action.reason, False), []).append(name)
@@ -1778,8 +1795,8 @@ class Operator:
         elif not memory.waits(STATUS, self.clock()):
             _, error = attempt(self.cluster.patch_status, milvus, status)
             self.record_status(job, error, reconciled)
-        unwritten = memory.back_offs.get(STATUS)
-        if reconciled["status"] == "False" or (unwritten and not unwritten.outage):
+        unwritten = memory.back_offs.get(STATUS, NEVER_FAILED).delay and "status" in milvus
+        if reconciled["status"] == "False" or unwritten:
             memory.state = "failed"
 
     def record_status(self, job: Job, error: ApiError | None, reconciled: Obj) -> None:
@@ -1789,9 +1806,7 @@ class Operator:
             memory.back_offs.pop(STATUS, None)
             self.outcomes.append(STATUS_UPDATED)
             self.tell_condition(job, reconciled)
-        elif error.reason == "Conflict" or (error.code == 404 and "status" in milvus):
-            self.outcomes.append(CONFLICT)
-        else:
+        elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
             if error.code == 404:  # only an older CRD has Milvus without a status
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
@@ -1822,7 +1837,8 @@ class Operator:
         for key in list(memory.news):
             if self.is_over(job):
                 job.unfinished = True
-            if job.unfinished or memory.waits(EVENTS, self.clock()):
+                return
+            if memory.waits(EVENTS, self.clock()):
                 return
             reason, note, is_warning = key
             if names := memory.news[key]:
