@@ -92,6 +92,10 @@ def shown(value: float, unit: str) -> str:
     return f"{value:,.{digits}f}{unit}"
 
 
+def named(operator: Path) -> str:
+    return f"version `{hashlib.sha256(operator.read_bytes()).hexdigest()[:12]}`"
+
+
 def in_turns(*measures: Callable[[], Figures], rounds: int | None = None) -> list[Turns]:
     """Measure A B A B. Returns what each of them has found."""
     found: list[Turns] = [{} for _ in measures]
@@ -139,18 +143,11 @@ class Bench:
         return [functools.partial(measure, self, path) for path in (OURS, *self.others)]
 
     def before(
-        self,
-        what: str,
-        key: str,
-        ours: Turns,
-        others: list[Turns],
-        unit: str = " s",
-        most: float = 1.05,
+        self, what: str, key: str, turns: list[Turns], unit: str = " s", most: float = 1.05
     ) -> None:
-        """Add a row for each other version."""
-        for path, other in zip(self.others, others, strict=True):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-            self.compare(what, f"version `{digest}`", ours[key], other[key], unit, most=most)
+        """Add a row for each other version. The first of the turns are ours."""
+        for path, other in zip(self.others, turns[1:], strict=True):
+            self.compare(what, named(path), turns[0][key], other[key], unit, most=most)
 
     def quiet_namespace(self, size: int, operator: Path = OURS, foreign: int = 0) -> str:
         """A namespace with that many Milvus resources of three Ready pods each, at rest, which this
@@ -248,6 +245,7 @@ class Program:
             env=os.environ | env,
         )
         self.pid, self.peak, self.log = self.process.pid, 0.0, ""
+        self.is_once = "--once" in command
         threading.Thread(target=self.look_at_memory, daemon=True).start()
 
     @classmethod
@@ -283,6 +281,13 @@ class Program:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def stop(self) -> None:
+        """Kill it, unless it ends on its own."""
+        if self.is_once:
+            self.process.wait()
+        else:
+            self.kill()
 
     def says(self, text: str) -> str:
         assert self.process.stdout
@@ -369,8 +374,13 @@ def requests(port: int) -> Figures:
     return {f"{verb} {resource}": float(count) for resource, verb, count in found}
 
 
-def pages(objects: int) -> int:
-    return 1 + max(0, math.ceil((objects - mo.FIRST_PAGE) / mo.PAGE))
+def pages(objects: int) -> list[int]:
+    """The number of the first object on each page of a list: the pages grow."""
+    first, limit = [0], mo.FIRST_PAGE
+    while first[-1] + limit < objects:
+        first.append(first[-1] + limit)
+        limit = min(2 * limit, mo.PAGE)
+    return first
 
 
 def quiet_pass(bench: Bench) -> None:
@@ -383,18 +393,18 @@ def quiet_pass(bench: Bench) -> None:
             return quiet_passes(bench, path, namespace, 4, interval)
 
         versions = bench.versions(ours) if size >= MANY else bench.versions(ours)[:1]
-        base, reads, bare, now, *others = in_turns(
+        base, reads, bare, *turns = in_turns(
             functools.partial(imports, bench),
             functools.partial(floor, bench, namespace, 3),
             functools.partial(floor, bench, namespace, 3, "nogc"),
             *versions,
             rounds=2 if big else ROUNDS,
         )
-        what = f"a quiet pass, {size:,} × 3: CPU"
+        now, what = turns[0], f"a quiet pass, {size:,} × 3: CPU"
         lists = "the floor: GET and json.loads of the two lists"
         bench.compare(what, lists, now["cpu"], reads["pass"], most=0.75)
         asked = ", ".join(f"{some[0]:g} × {key}" for key, some in now.items() if " " in key)
-        expected = f"the pages of the two lists: {pages(3 * size) + pages(size)}"
+        expected = f"the pages of the two lists: {len(pages(3 * size) + pages(size))}"
         bench.add(f"its requests, {size:,} × 3", expected, asked or "none")
         if size < MANY:
             continue
@@ -402,8 +412,8 @@ def quiet_pass(bench: Bench) -> None:
         memory = f"peak memory, {size:,} × 3 at rest"
         against = (now["memory"], base["memory"], " MiB")
         bench.compare(memory, f"`{IMPORTS}`", *against, most=3 if big else 1.6)
-        bench.before(what, "cpu", now, others)
-        bench.before(memory, "memory", now, others, " MiB")
+        bench.before(what, "cpu", turns)
+        bench.before(memory, "memory", turns, " MiB")
 
 
 def worst_pass(bench: Bench) -> None:
@@ -411,7 +421,7 @@ def worst_pass(bench: Bench) -> None:
     changed."""
     namespace = bench.quiet_namespace(MANY)
     names = sorted(mo.name_of(pod) for pod in bench.hands.items(pods_path(namespace)))
-    names = [names[0], *names[mo.FIRST_PAGE :: mo.PAGE]]
+    names = [names[number] for number in pages(len(names))]
     change = functools.partial(bench.hands.annotate_pods, namespace, names)
     now, reads, bare = in_turns(
         functools.partial(quiet_passes, bench, OURS, namespace, 4, 2, change),
@@ -460,7 +470,7 @@ def rest(bench: Bench) -> None:
         return {"asked": asked, "fixed": REST * (after - before)}
 
     for path, turns in zip((OURS, *bench.others), in_turns(*bench.versions(measure)), strict=True):
-        which = "" if path == OURS else f", {path.name}"
+        which = "" if path == OURS else f", {named(path)}"
         what = f"a quiet cluster, {min(SIZES)} × 3: requests in {REST} intervals{which}"
         fixed = f"{REST} passes at the fixed interval"
         bench.compare(what, fixed, turns["asked"], turns["fixed"], "", most=1)
@@ -494,44 +504,55 @@ def start(bench: Bench) -> None:
             return {"wall": took}
 
         command = (sys.executable, "-c", IMPORTS)
-        base, now, *others = in_turns(
+        base, *turns = in_turns(
             lambda: Program(bench, *command).end(),
             *bench.versions(first_request),
             rounds=4 * ROUNDS - 1,
         )
-    what = "start to the first request"
+    now, what = turns[0], "start to the first request"
     bench.compare(what, f'`python -c "{IMPORTS}"`', now["wall"], base["wall"], most=1.1)
-    bench.before(what, "wall", now, others)
+    bench.before(what, "wall", turns)
 
 
 # ---------- The rows: bursts ----------
 
 
+def burst(
+    bench: Bench, start: Callable[[str], Program], *more: mo.Obj, size: int = 0, replicas: int = 3
+) -> Figures:
+    """Start a program in a namespace with so many Milvus resources (if not said, with MANY), and
+    `more` that do not count, and wait until all pods exist."""
+    size = size or MANY
+    with bench.burst_namespace(size, replicas=replicas) as namespace:
+        for body in more:
+            bench.hands.send("POST", milvuses_path(namespace), body)
+        before, program = server_cpu(bench), start(namespace)
+        program.drain()
+        rate, end = bench.watch(namespace, size * replicas)
+        wall = end - program.started
+        cores = {"own": program.cpu() / wall, "server": (server_cpu(bench) - before) / wall}
+        program.stop()
+        return {"rate": rate, "wall": wall, "memory": program.peak} | cores
+
+
+def running(bench: Bench, *options: str, path: Path = OURS) -> Callable[[str], Program]:
+    return lambda namespace: Program.operator(bench, path, "-n", namespace, *options)
+
+
 def bring_up(bench: Bench) -> None:
     """Bare POSTs, the operator with `--once`, the operator running, and kopf."""
-    total = 3 * MANY
 
     def bare() -> Figures:
         with bench.burst_namespace(MANY) as namespace:
             pods = bench.hands.pod_bodies(bench.hands.items(milvuses_path(namespace)))
-            rate, _ = bench.watch(namespace, total, "create_pods", pods)
-            return {"rate": rate, "wall": total / rate}
-
-    def running(start: Callable[[str], Program]) -> Figures:
-        with bench.burst_namespace(MANY) as namespace:
-            before, program = server_cpu(bench), start(namespace)
-            program.drain()
-            rate, end = bench.watch(namespace, total)
-            wall = end - program.started
-            cores = {"own": program.cpu() / wall, "server": (server_cpu(bench) - before) / wall}
-            program.kill()
-            return {"rate": rate, "wall": wall, "memory": program.peak} | cores
+            rate, _ = bench.watch(namespace, 3 * MANY, "create_pods", pods)
+            return {"rate": rate, "wall": 3 * MANY / rate}
 
     posts, single, steady, kopf = in_turns(
         bare,
-        lambda: running(lambda name: Program.operator(bench, OURS, "-n", name, "--once")),
-        lambda: running(lambda name: Program.operator(bench, OURS, "-n", name)),
-        lambda: running(functools.partial(kopf_peer, bench)),
+        functools.partial(burst, bench, running(bench, "--once")),
+        functools.partial(burst, bench, running(bench)),
+        functools.partial(burst, bench, functools.partial(kopf_peer, bench)),
     )
     what = f"bring-up of {MANY:,} × 3"
     against = f"bare POSTs of the same bodies, {THREADS} threads"
@@ -543,7 +564,7 @@ def bring_up(bench: Bench) -> None:
     bench.compare(whole, peer, single["wall"], kopf["wall"], most=0.5)
     bench.compare("bare POSTs alone", peer, posts["wall"], kopf["wall"])
     memory = (single["memory"], kopf["memory"], " MiB")
-    bench.compare(f"{what}: peak memory", "kopf", *memory, most=0.5)
+    bench.compare(f"{what}, `--once`: peak memory", "kopf", *memory, most=0.5)
     cores = f"{median(steady['own']):.2f} : {median(steady['server']):.2f}"
     bench.add(f"{what}, running: cores in use", "etcd and kube-apiserver", cores)
 
@@ -564,28 +585,23 @@ def statuses(bench: Bench) -> None:
             program.kill()
             return {"wall": wall, "cpu": 1000 * cpu / (3 * MANY), "memory": program.peak}
 
-    now, *others = in_turns(*bench.versions(measure))
+    now, *_ = turns = in_turns(*bench.versions(measure))
     rows = (("wall", "time", " s", 0.67), ("cpu", "CPU for each pod", " ms", 0.8))
     for key, name, unit, most in rows:
         what = f"until all statuses of {MANY:,} × 3 are written: {name}"
         bench.add(what, "from the start of the process", shown(median(now[key]), unit))
-        bench.before(what, key, now, others, unit, most)
-    bench.before("the same: peak memory", "memory", now, others, " MiB")
+        bench.before(what, key, turns, unit, most)
+    bench.before("the same: peak memory", "memory", turns, " MiB")
 
 
 def one_of_many_pods(bench: Bench) -> None:
     def measure(bench: Bench, path: Path) -> Figures:
-        with bench.burst_namespace(1, replicas=MANY) as namespace:
-            program = Program.operator(bench, path, "-n", namespace)
-            program.drain()
-            _, end = bench.watch(namespace, MANY)
-            program.kill()
-            return {"wall": end - program.started}
+        return burst(bench, running(bench, path=path), size=1, replicas=MANY)
 
-    now, *others = in_turns(*bench.versions(measure))
+    now, *_ = turns = in_turns(*bench.versions(measure))
     what = f"one Milvus of {MANY:,} replicas: until all pods exist"
     bench.add(what, "from the start of the process", shown(median(now["wall"]), " s"))
-    bench.before(what, "wall", now, others)
+    bench.before(what, "wall", turns)
 
 
 def scale_down(bench: Bench) -> None:
@@ -618,38 +634,21 @@ def bad_milvus(bench: Bench) -> None:
     unsound = {"spec": {"containers": [{"name": mo.CONTAINER, "imagePullPolicy": "Sometimes"}]}}
     bad = [milvus("rejected", 100, pod=unsound), milvus("hangs", 100)]
 
-    def measure(*bad: mo.Obj) -> Figures:
-        with bench.burst_namespace(MANY) as namespace:
-            for body in bad:
-                bench.hands.send("POST", milvuses_path(namespace), body)
-            program = Program.operator(bench, OURS, "-n", namespace)
-            program.drain()
-            _, end = bench.watch(namespace, 3 * MANY)
-            program.kill()
-            return {"wall": end - program.started}
-
     with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
-        hook = {
-            "name": "hangs.example.com",
-            "sideEffects": "None",
-            "admissionReviewVersions": ["v1"],
-            "timeoutSeconds": 30,
-            "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"},
-            "failurePolicy": "Fail",
-            "rules": [
-                {
-                    "operations": ["CREATE"],
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "resources": ["pods"],
-                }
-            ],
-            "objectSelector": {"matchLabels": {mo.INSTANCE_LABEL: "hangs"}},
-        }
+        port = silent.getsockname()[1]
+        hook: mo.Obj = {"name": "hangs.example.com", "sideEffects": "None", "failurePolicy": "Fail"}
+        hook |= {"admissionReviewVersions": ["v1"], "timeoutSeconds": 30}
+        hook |= {"clientConfig": {"url": f"https://127.0.0.1:{port}/"}}
+        hook |= {"objectSelector": {"matchLabels": {mo.INSTANCE_LABEL: "hangs"}}}
+        pods = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+        hook |= {"rules": [pods | {"operations": ["CREATE"]}]}
         hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
         bench.hands.send("POST", hooks, {"metadata": {"name": "bench"}, "webhooks": [hook]})
         time.sleep(2)  # until the API server uses it
-        alone, *beside = in_turns(measure, *(functools.partial(measure, one) for one in bad))
+        alone, *beside = in_turns(
+            functools.partial(burst, bench, running(bench)),
+            *(functools.partial(burst, bench, running(bench), one) for one in bad),
+        )
         bench.hands.send("DELETE", f"{hooks}/bench")
     for turns, happens in zip(beside, ("are rejected", "hang for 30 s"), strict=True):
         what = f"bring-up of {MANY:,} × 3 beside one whose creates {happens}"
@@ -694,7 +693,7 @@ def one_change(bench: Bench) -> None:
             program.kill()
             return {"limit": interval + 2 * wall, "quiet": max(quiet), "busy": busy, "done": done}
 
-    now, *others = in_turns(*bench.versions(measure))
+    now, *_ = turns = in_turns(*bench.versions(measure))
     limit, quiet, busy = median(now["limit"]), max(now["quiet"]), max(now["busy"])
     what = f"a change of one among {MANY:,} quiet: slowest of {3 * ROUNDS}"
     against = f"interval + 2 quiet passes: {limit:.1f} s"
@@ -703,7 +702,7 @@ def one_change(bench: Bench) -> None:
     against = f"interval + 2 quiet passes + 1 s: {limit:.1f} s"
     figures = f"{shown(busy, ' s')} ({min(now['done']):,.0f} created by then at least)"
     bench.add(f"{what}: slowest of {ROUNDS}", against, figures, busy / limit, most=1)
-    bench.before(what, "busy", now, others)
+    bench.before(what, "busy", turns)
 
 
 def change_among_moves(bench: Bench) -> None:
@@ -727,13 +726,13 @@ def change_among_moves(bench: Bench) -> None:
             return {"slowest": max(took), "median": median(took)}
 
     with bench.kubelets(1):
-        now, *others = in_turns(*bench.versions(measure))
+        now, *_ = turns = in_turns(*bench.versions(measure))
     what, slowest = "a change of one while another is rolled", max(now["slowest"])
     figures = f"{shown(slowest, ' s')} (median {shown(median(now['median']), ' s')})"
     count = f"slowest of {changes * ROUNDS}"
     against = f"the interval: {interval:g} s"
     bench.add(f"{what}: {count}", against, figures, slowest / interval, most=0.5)
-    bench.before(f"{what}: slowest of {changes}", "slowest", now, others)
+    bench.before(f"{what}: slowest of {changes}", "slowest", turns)
 
 
 def roll(bench: Bench) -> None:
@@ -766,12 +765,12 @@ def roll(bench: Bench) -> None:
             return {"wall": now - since, "own": own}
 
     with bench.kubelets(seconds):
-        now, *others = in_turns(*bench.versions(measure))
+        now, *_ = turns = in_turns(*bench.versions(measure))
     what = (
         f"a rolling update of {pods} pods that take {seconds:g} s to end and {seconds:g} s to start"
     )
     bench.compare(what, "the pods' own time", now["wall"], now["own"], most=2)
-    bench.before(what, "wall", now, others)
+    bench.before(what, "wall", turns)
 
 
 # ---------- The rows: several operators, and peers ----------
@@ -843,19 +842,12 @@ def replica_sets(bench: Bench) -> None:
         hands.clear(name)
         return {"rate": rate}
 
-    def ours() -> Figures:
-        with bench.burst_namespace(MANY) as namespace:
-            program = Program.operator(bench, OURS, "-n", namespace, "--once")
-            program.drain()
-            rate, _ = bench.watch(namespace, 3 * MANY)
-            program.process.wait()
-            return {"rate": rate}
-
     lifted = (
         "--kube-api-qps=100000",
         "--kube-api-burst=100000",
         f"--concurrent-replicaset-syncs={THREADS}",
     )
+    ours = functools.partial(burst, bench, running(bench, "--once"))
     for flags, count, options in (
         ("default flags", MANY // 5, ()),
         ("limits lifted", MANY, lifted),
@@ -891,25 +883,11 @@ def kopf_memory(bench: Bench) -> None:
     bench.compare(f"peak memory, {size:,} × 3", against, [ours], [peer.peak], " MiB", most=0.5)
 
 
-ROWS: list[Callable[[Bench], None]] = [
-    start,
-    bring_up,
-    statuses,
-    one_of_many_pods,
-    scale_down,
-    bad_milvus,
-    roll,
-    one_change,
-    change_among_moves,
-    quiet_pass,
-    worst_pass,
-    rest,
-    once,
-    foreign_pods,
-    two_copies,
-    replica_sets,
-    kopf_memory,
-]
+BURSTS = [start, bring_up, statuses, one_of_many_pods, scale_down, bad_milvus]
+CHANGES = [roll, one_change, change_among_moves]
+PASSES = [quiet_pass, worst_pass, rest, once, foreign_pods]
+ROWS: list[Callable[[Bench], None]] = [*BURSTS, *CHANGES, *PASSES]
+ROWS += [two_copies, replica_sets, kopf_memory]
 
 
 # ---------- The report ----------
