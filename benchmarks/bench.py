@@ -204,7 +204,7 @@ class Bench:
             if not changed and count != before:
                 first, changed = now, count
             if (count >= total) if up else (count <= total):
-                return abs(total - changed) / (now - first), now
+                return abs(total - changed) / max(now - first, 0.001), now
             time.sleep(0.05)
 
     def wait_for_status(self, namespace: str, name: str, **wanted: int) -> None:
@@ -265,7 +265,7 @@ class Program:
             time.sleep(0.01)
 
     def cpu(self) -> float:
-        """User and system seconds; also of a process that has ended, until somebody waits for it."""
+        """User and system seconds; also of a process that has ended but is not waited for."""
         return cpu_of(self.pid)
 
     def end(self) -> Figures:

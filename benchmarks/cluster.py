@@ -1,4 +1,4 @@
-"""The benchmark's own client of the cluster: plain urllib3, many writes at once, without the operator's loop."""
+"""The benchmark's own client of the cluster: plain urllib3, many writes at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor that a pass is measured against: read and parse the two lists in pages of 500, and nothing else.
+"""The floor of a pass: read and parse the two lists in pages of 500, and nothing else.
 
     python floor.py SERVER AUTHORITY TOKEN NAMESPACE PASSES [nogc]
 

@@ -1,4 +1,4 @@
-"""The peer: the operator's bring-up as a kopf handler, with the client that kopf's documentation uses."""
+"""The peer: the operator's bring-up as a kopf handler, with the client of kopf's documentation."""
 
 from contextlib import suppress
 from typing import Any
