@@ -1,16 +1,20 @@
 """Measures the operator against a floor, bare requests and its peers, in one run on one machine.
 
-    make bench                                   # everything, about 25 minutes on two cores
-    .venv/bin/python -m benchmarks.bench quiet   # only the rows whose function name begins with this
+    make bench                            # everything, about 35 minutes on two cores
+    make bench ARGS=quiet                 # only the rows whose function name begins with this
+    make bench ARGS="--against old.py"    # also compared with another version of milvus_operator.py
 
-It starts only etcd and kube-apiserver of the tests' control plane, without scheduler and kubelets, to leave
-the cores to what is measured. Things that are compared run in turns (A B A B), and the figures are medians.
-It prints the table, and writes it to RESULTS.md with the pictures beside it.
+It starts only etcd and kube-apiserver of the tests' control plane, without scheduler and
+controllers, to leave the cores to what is measured; kwok plays the kubelets where pods must become
+Ready and end. Things that are compared run in turns (A B A B). It prints the table and, if all rows
+were measured, writes it to RESULTS.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
+import hashlib
 import math
 import os
 import platform
@@ -21,7 +25,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,15 +40,23 @@ import yaml
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from benchmarks.cluster import MERGE, THREADS, Hands, milvus, milvuses_path, pods_path
-from local.controlplane import ControlPlane, Unavailable, commands, free_ports
+from benchmarks.cluster import THREADS, Hands, milvus, milvuses_path, pods_path
+from local.controlplane import MODULES, ControlPlane, Unavailable, commands, free_ports
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
+OURS = TOP / "milvus_operator.py"
 ROUNDS = 3
-SIZES = (100, 300, 1000, 10000)  # Milvus, of three pods each
+MANY = 1000  # Milvus resources, of three pods each; or the pods of one
+SIZES = (100, 300, 1000, 10000)  # how many Milvus resources there are in quiet passes
+REST = 20  # intervals in which the requests of a quiet cluster are counted
 TICKS = os.sysconf("SC_CLK_TCK")
+IMPORTS = "import kubernetes, click, yaml"
+ON_NODE = {"spec": {"nodeName": "node-0"}}  # for spec.pod: kwok plays its kubelet
 median = statistics.median
+
+Figures = dict[str, float]  # what was measured in one turn, by name
+Turns = dict[str, list[float]]  # the same in each turn
 
 
 @dataclass
@@ -51,27 +65,45 @@ class Row:
     against: str
     figures: str
     ratio: float | None = None
-    most: float | None = None  # the ratio must be at most this
-    least: float | None = None  # or at least this
+    most: float = math.inf  # the ratio must be at most this
+    least: float = 0  # or at least this
 
     @property
     def target(self) -> str:
-        return (
-            f"≤ {self.most:g}"
-            if self.most is not None
-            else f"≥ {self.least:g}"
-            if self.least is not None
-            else "–"
-        )
+        if self.most < math.inf:
+            return f"≤ {self.most:g}"
+        return f"≥ {self.least:g}" if self.least else "–"
 
     @property
     def verdict(self) -> str:
-        if self.ratio is None or (self.most is None and self.least is None):
+        if self.ratio is None or self.target == "–":
             return ""
-        reached = (
-            self.ratio <= self.most if self.most is not None else self.ratio >= (self.least or 0)
-        )
-        return "reached" if reached else "MISSED"
+        return "reached" if self.least <= self.ratio <= self.most else "MISSED"
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        cells = (self.what, self.against, self.figures, ratio, self.target, self.verdict)
+        return f"| {' | '.join(cells)} |"
+
+
+def shown(value: float, unit: str) -> str:
+    """With three digits that count."""
+    digits = max(0, 2 - math.floor(math.log10(max(value, 0.001))))
+    return f"{value:,.{digits}f}{unit}"
+
+
+def named(operator: Path) -> str:
+    return f"version `{hashlib.sha256(operator.read_bytes()).hexdigest()[:12]}`"
+
+
+def in_turns(*measures: Callable[[], Figures], rounds: int | None = None) -> list[Turns]:
+    """Measure A B A B. Returns what each of them has found."""
+    found: list[Turns] = [{} for _ in measures]
+    for _ in range(rounds or ROUNDS):
+        for turns, measure in zip(found, measures, strict=True):
+            for name, value in measure().items():
+                turns.setdefault(name, []).append(value)
+    return found
 
 
 def send_bare(hands: tuple[str, str, str], method: str, *arguments: Any) -> None:
@@ -84,45 +116,67 @@ class Bench:
 
     plane: ControlPlane
     hands: Hands
+    others: list[Path]  # other versions of milvus_operator.py to compare with
     rows: list[Row] = field(default_factory=list)
-    curves: dict[str, dict[int, float]] = field(
-        default_factory=dict
-    )  # for the pictures, by name and size
     loaded: set[str] = field(default_factory=set)
 
-    def add(self, *values: Any, **options: Any) -> None:
-        row = Row(*values, **options)
-        self.rows.append(row)
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f} ({row.target}: {row.verdict or '-'})"
-        print(f"  {row.what} | {row.against} | {row.figures} | {ratio}", flush=True)
+    def add(self, what: str, against: str, figures: str, *ratio: float, **target: float) -> None:
+        self.rows.append(Row(what, against, figures, *ratio, **target))
+        print(f"  {self.rows[-1]}", flush=True)
 
-    def quiet_namespace(self, size: int, foreign: int = 0) -> str:
-        """A namespace with that many Milvus resources of three Ready pods each, at rest; created only once."""
-        name = f"quiet-{size}" + (f"-{foreign}" if foreign else "")
+    def compare(
+        self,
+        what: str,
+        against: str,
+        ours: list[float],
+        theirs: list[float],
+        unit: str = " s",
+        **target: float,
+    ) -> None:
+        """Add a row with the medians, and the median of the ratios of the turns."""
+        ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+        figures = f"{shown(median(ours), unit)} : {shown(median(theirs), unit)}"
+        self.add(what, against, figures, ratio, **target)
+
+    def versions(self, measure: Callable[[Bench, Path], Figures]) -> list[Callable[[], Figures]]:
+        """This measure of each version of the operator, ours first."""
+        return [functools.partial(measure, self, path) for path in (OURS, *self.others)]
+
+    def before(
+        self, what: str, key: str, turns: list[Turns], unit: str = " s", most: float = 1.05
+    ) -> None:
+        """Add a row for each other version. The first of the turns are ours."""
+        for path, other in zip(self.others, turns[1:], strict=True):
+            self.compare(what, named(path), turns[0][key], other[key], unit, most=most)
+
+    def quiet_namespace(self, size: int, operator: Path = OURS, foreign: int = 0) -> str:
+        """A namespace with that many Milvus resources of three Ready pods each, at rest, which this
+        version of the operator has created; made only once."""
+        number = (OURS, *self.others).index(operator)
+        name = f"quiet-{size}-{number}" + (f"-{foreign}" if foreign else "")
         if name not in self.loaded:
             self.loaded.add(name)
             started = time.monotonic()
             self.hands.namespace(name)
-            self.hands.create_pods(self.hands.pod_bodies(self.hands.create_milvuses(name, size)))
-            if foreign:
-                pod = {"spec": {"containers": [{"name": "c", "image": "nginx"}]}}
-                named = [
-                    {"metadata": {"name": f"web-{i}", "namespace": name}} | pod
-                    for i in range(foreign)
-                ]
-                self.hands.create_pods(named)
+            self.hands.create_milvuses(name, size)
+            pod = {"spec": {"containers": [{"name": "c", "image": "nginx"}]}}
+            metadata = ({"name": f"web-{i}", "namespace": name} for i in range(foreign))
+            self.hands.create_pods([pod | {"metadata": some} for some in metadata])
+            run_once(self, name, operator)
             self.hands.make_ready(name)
-            Program.operator(self, "-n", name, "--once").end()
+            run_once(self, name, operator)
             print(f"  ({name} loaded in {time.monotonic() - started:.0f} s)", flush=True)
         return name
 
     @contextmanager
-    def burst_namespace(self, size: int = 1000, **spec: Any) -> Iterator[tuple[str, list[mo.Obj]]]:
-        """A new namespace with that many Milvus resources and no pods, for the duration of the `with`."""
+    def burst_namespace(self, size: int, **spec: Any) -> Iterator[str]:
+        """A new namespace with that many Milvus resources and no pods, for the duration of the
+        `with`."""
         name = f"burst-{time.monotonic_ns()}"
         self.hands.namespace(name)
+        self.hands.create_milvuses(name, size, **spec)
         try:
-            yield name, self.hands.create_milvuses(name, size, **spec)
+            yield name
         finally:
             self.hands.clear(name)
 
@@ -131,10 +185,12 @@ class Bench:
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
 
     def watch(self, namespace: str, total: int, *bare: Any) -> tuple[float, float]:
-        """Wait until that many pods exist, or are left; returns pods per second since the first change, and the time.
+        """Wait until that many pods exist, or are left; returns pods per second since the first
+        change, and the time.
 
-        Polling costs the server something, so whatever is compared is watched in the same way. `bare` are
-        the bare requests that make the change, if nothing else does; a separate process sends them.
+        Polling costs the server something, so whatever is compared is watched in the same way.
+        `bare` are the bare requests that make the change, if nothing else does; a separate process
+        sends them.
         """
         if bare:
             hands = (self.hands.server, self.hands.authority, self.hands.token)
@@ -148,34 +204,57 @@ class Bench:
             if not changed and count != before:
                 first, changed = now, count
             if (count >= total) if up else (count <= total):
-                return abs(total - changed) / (now - first), now
+                return abs(total - changed) / max(now - first, 0.001), now
             time.sleep(0.05)
+
+    def wait_for_status(self, namespace: str, name: str, **wanted: int) -> None:
+        path = f"{milvuses_path(namespace)}/{name}"
+        while not wanted.items() <= self.hands.send("GET", path).get("status", {}).items():
+            time.sleep(0.2)
+
+    @contextmanager
+    def kubelets(self, seconds: float) -> Iterator[None]:
+        """A simulated node whose pods take so long to end, and as long to start."""
+        stages = list(yaml.safe_load_all((MODULES / "stages.yaml").read_text()))
+        for stage in stages:
+            if stage["metadata"]["name"] in ("pod-ready", "pod-delete"):
+                stage["spec"]["delay"] = {"durationMilliseconds": round(1000 * seconds)}
+        file = self.plane.folder / "bench-stages.yaml"
+        file.write_text(yaml.safe_dump_all(stages))
+        self.hands.send("POST", "/api/v1/nodes", {"metadata": {"name": "node-0"}})
+        options = (f"--kubeconfig={self.plane.kubeconfig()}", f"--config={file}")
+        kwok = Program(self, str(commands()["kwok"]), "--manage-all-nodes=true", *options)
+        kwok.drain()
+        try:
+            yield
+        finally:
+            kwok.kill()
 
 
 class Program:
     """A process whose CPU time and peak memory are read from /proc."""
 
-    def __init__(self, bench: Bench, *command: str, **env: str) -> None:
+    def __init__(self, bench: Bench, *command: str) -> None:
+        env = {"KUBECONFIG": str(bench.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=os.environ | {"KUBECONFIG": str(bench.plane.kubeconfig()), "PYTHONPATH": str(TOP)} | env,
-        )  # fmt: skip
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | env,
+        )
         self.pid, self.peak, self.log = self.process.pid, 0.0, ""
+        self.is_once = "--once" in command
         threading.Thread(target=self.look_at_memory, daemon=True).start()
 
     @classmethod
-    def operator(cls, bench: Bench, *options: str) -> Program:
-        return cls(bench, sys.executable, str(TOP / "milvus_operator.py"), *options)
-
-    @classmethod
-    def floor(cls, bench: Bench, namespace: str, passes: int, *more: str) -> Program:
-        hands = bench.hands
-        options = (hands.server, hands.authority, hands.token, namespace, str(passes), *more)
-        return cls(bench, sys.executable, str(HERE / "floor.py"), *options)
+    def operator(cls, bench: Bench, path: Path, *options: str) -> Program:
+        return cls(bench, sys.executable, str(path), *options)
 
     def look_at_memory(self) -> None:
-        """Poll the peak, because the kernel's figure for a process that has ended may be that of its parent."""
+        """Poll the peak, because the kernel's figure for a process that has ended may be that of
+        its parent."""
         while self.process.returncode is None:
             try:
                 status = Path(f"/proc/{self.pid}/status").read_text()
@@ -186,23 +265,29 @@ class Program:
             time.sleep(0.01)
 
     def cpu(self) -> float:
-        """User and system seconds; also of a process that has ended, until somebody waits for it."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        """User and system seconds; also of a process that has ended but is not waited for."""
+        return cpu_of(self.pid)
 
-    def end(self) -> tuple[float, float]:
-        """Wait until it ends; returns CPU seconds and wall-clock seconds."""
+    def end(self) -> Figures:
+        """Wait until it ends; returns CPU and wall-clock seconds, and the peak memory."""
         assert self.process.stdout
         self.log += self.process.stdout.read()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         wall, cpu = time.perf_counter() - self.started, self.cpu()
         if self.process.wait() not in (0, -9):
             raise RuntimeError(f"{self.process.args!r} failed: {self.log[-600:]}")
-        return cpu, wall
+        return {"cpu": cpu, "wall": wall, "memory": self.peak}
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def stop(self) -> None:
+        """Kill it, unless it ends on its own."""
+        if self.is_once:
+            self.process.wait()
+        else:
+            self.kill()
 
     def says(self, text: str) -> str:
         assert self.process.stdout
@@ -214,586 +299,651 @@ class Program:
 
     def drain(self) -> None:
         """Keep reading its output, so that it never blocks on a full pipe."""
-        threading.Thread(
-            target=lambda: [None for _ in self.process.stdout or ()], daemon=True
-        ).start()
+        threading.Thread(target=list, args=[self.process.stdout], daemon=True).start()
 
 
-def python(bench: Bench, code: str) -> Program:
-    return Program(bench, sys.executable, "-c", code)
-
-
-IMPORTS = "import kubernetes, click, yaml"
-
-
-# --------------------------------------------------------------------------------------
-# The rows
-# --------------------------------------------------------------------------------------
-
-
-def quiet_passes(
-    bench: Bench,
-    namespaces: list[str],
-    passes: int,
-    interval: float,
-    change: Callable[[], Any] = lambda: None,
-) -> tuple[float, float, float, str]:
-    """Figures of an operator at rest: CPU and wall-clock seconds of a pass, peak memory, and the requests of a pass.
-    `change` is called before each pass."""
-    port = free_ports(1)[0]
-    operator = Program.operator(
-        bench, *(f"-n{name}" for name in namespaces), "-v", f"--interval={interval:g}", f"--health-port={port}"
-    )  # fmt: skip
-    for _ in range(2):
-        operator.says("pass over")
-    cpu, asked, walls = operator.cpu(), requests(port), []
-    for _ in range(passes):
-        change()
-        walls.append(float(re.findall(r"([\d.]+) s$", operator.says("pass over"))[0]))
-    cost, after = (operator.cpu() - cpu) / passes, requests(port)
-    operator.kill()
-    delta = {
-        key: (after[key] - asked.get(key, 0)) / passes
-        for key in after
-        if after[key] != asked.get(key)
-    }
-    return (
-        cost,
-        median(walls),
-        operator.peak,
-        ", ".join(f"{count:g} × {what}" for what, count in delta.items()),
-    )
-
-
-def requests(port: int) -> dict[str, float]:
-    import urllib.request
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
-    found = re.findall(
-        r'api_requests_total\{code="\d+",resource="(\S+?)",verb="(\w+)"\} (\S+)', text
-    )
-    return {f"{verb} {resource}": float(count) for resource, verb, count in found}
-
-
-def quiet_pass(bench: Bench) -> None:
-    base = median(python_peak(bench) for _ in range(ROUNDS))
-    for size in SIZES:
-        namespace = bench.quiet_namespace(size)
-        ours, floors, bares, walls, peaks, asked = [], [], [], [], [], ""
-        for _ in range(ROUNDS if size < 10000 else 2):
-            floor = Program.floor(bench, namespace, 3)
-            floor.end()
-            floors.append(median(map(float, floor.log.split()[1:])))
-            if size == 1000:
-                bare = Program.floor(bench, namespace, 3, "nogc")
-                bare.end()
-                bares.append(median(map(float, bare.log.split()[1:])))
-            cost, wall, peak, asked = quiet_passes(bench, [namespace], 4, max(1, size / 2000))
-            ours.append(cost)
-            walls.append(wall)
-            peaks.append(peak)
-        for name, value in {"operator": median(ours), "floor": median(floors)}.items():
-            bench.curves.setdefault(f"cpu {name}", {})[size] = value
-        bench.curves.setdefault("memory operator", {})[size] = median(peaks)
-        bench.curves.setdefault("memory imports", {})[size] = base
-        bench.add(f"a quiet pass, {size:,} × 3: CPU", "the floor: GET and json.loads of the two lists",
-                  f"{median(ours):.3f} s : {median(floors):.3f} s", median(ours) / median(floors), most=0.75)  # fmt: skip
-        if bares:
-            bench.add(f"the same, {size:,} × 3", "the floor without garbage collection",
-                      f"{median(ours):.3f} s : {median(bares):.3f} s", median(ours) / median(bares))  # fmt: skip
-        pages = math.ceil(3 * size / mo.PAGE) + math.ceil(size / mo.PAGE)
-        bench.add(
-            f"its requests, {size:,} × 3", f"the pages of the two lists: {pages}", asked or "none"
-        )
-        if size in (1000, 10000):
-            bench.add(f"peak memory, {size:,} × 3 at rest", f"`{IMPORTS}`", f"{median(peaks):.0f} MiB : {base:.0f} MiB",
-                      median(peaks) / base, most=1.6 if size == 1000 else 3)  # fmt: skip
-
-
-def worst_pass(bench: Bench) -> None:
-    """There is nothing to do, but every page of pods must be parsed, because one pod on it has changed."""
-    namespace = bench.quiet_namespace(1000)
-    ours, peaks, floors, bares = list[float](), list[float](), list[float](), list[float]()
-    names = sorted(mo.name_of(pod) for pod in bench.hands.items(pods_path(namespace)))
-    for _ in range(ROUNDS):
-        for found, options in ((floors, []), (bares, ["nogc"])):
-            program = Program.floor(bench, namespace, 3, *options)
-            program.end()
-            found.append(median(map(float, program.log.split()[1:])))
-        change = functools.partial(
-            bench.hands.annotate_pods, namespace, names[mo.PAGE // 2 :: mo.PAGE]
-        )
-        cost, _, peak, _ = quiet_passes(bench, [namespace], 4, 2, change)
-        ours.append(cost)
-        peaks.append(peak)
-    bench.add("the worst pass, 1,000 × 3, a pod on every page has changed: CPU", "the floor: as above",
-              f"{median(ours):.3f} s : {median(floors):.3f} s", median(ours) / median(floors))  # fmt: skip
-    bench.add("the same", "the floor without garbage collection",
-              f"{median(ours):.3f} s : {median(bares):.3f} s", median(ours) / median(bares))  # fmt: skip
-    bench.add("the same: peak memory", "a quiet pass: above", f"{median(peaks):.0f} MiB")
-
-
-def python_peak(bench: Bench) -> float:
-    program = python(bench, f"{IMPORTS}; import time; time.sleep(0.2)")
-    program.end()
-    return program.peak
-
-
-def once(bench: Bench) -> None:
-    for size in (1000, 10000):
-        namespace = bench.quiet_namespace(size)
-        ours, floors = [], []
-        for _ in range(ROUNDS if size < 10000 else 2):
-            floors.append(Program.floor(bench, namespace, 1).end())
-            ours.append(Program.operator(bench, "-n", namespace, "--once").end())
-        for number, (what, most) in enumerate({"CPU": 0.85, "wall": 0.9}.items()):
-            a, b = median(one[number] for one in ours), median(one[number] for one in floors)
-            bench.add(f"`--once`, {size:,} × 3, whole process: {what}", "the floor, whole process",
-                      f"{a:.2f} s : {b:.2f} s", a / b, most=most)  # fmt: skip
-
-
-def bring_up(bench: Bench) -> None:
-    """1,000 × 3 pods: bare POSTs, the operator with `--once`, the operator running, and kopf, in turns."""
-    bare, ours, running, kopf, cpu, peaks, kopf_peaks = [], [], [], [], [], [], []
-    for _ in range(ROUNDS):
-        with bench.burst_namespace() as (namespace, milvuses):
-            pods = bench.hands.pod_bodies(milvuses)
-            bare.append(bench.watch(namespace, 3000, "create_pods", pods)[0])
-        with bench.burst_namespace() as (namespace, _):
-            operator = Program.operator(bench, "-n", namespace, "--once")
-            operator.drain()
-            rate, end = bench.watch(namespace, 3000)
-            ours.append((rate, end - operator.started))
-            operator.process.wait()
-            peaks.append(operator.peak)
-        with bench.burst_namespace() as (namespace, _):
-            operator, before = Program.operator(bench, "-n", namespace), server_cpu(bench)
-            operator.drain()
-            rate, end = bench.watch(namespace, 3000)
-            running.append((rate, end - operator.started))
-            cpu.append(
-                (
-                    operator.cpu() / (end - operator.started),
-                    (server_cpu(bench) - before) / (end - operator.started),
-                )
-            )
-            operator.kill()
-        with bench.burst_namespace() as (namespace, _):
-            peer = kopf_peer(bench, namespace)
-            _, end = bench.watch(namespace, 3000)
-            kopf.append(end - peer.started)
-            peer.kill()
-            kopf_peaks.append(peer.peak)
-    rates = [median(bare), median(one[0] for one in ours), median(one[0] for one in running)]
-    bench.add("bring-up of 1,000 × 3, `--once`: pods/s", f"bare POSTs of the same bodies, {THREADS} threads",
-              f"{rates[1]:.0f}/s : {rates[0]:.0f}/s", median(a[0] / b for a, b in zip(ours, bare, strict=True)), least=0.85)  # fmt: skip
-    bench.add("the same, running with the default interval", "the same", f"{rates[2]:.0f}/s : {rates[0]:.0f}/s",
-              median(a[0] / b for a, b in zip(running, bare, strict=True)), least=0.85)  # fmt: skip
-    seconds = median(one[1] for one in ours)
-    bench.add("the same, from the start of the process", "kopf, a handler that creates the same pods",
-              f"{seconds:.1f} s : {median(kopf):.1f} s", median(a[1] / b for a, b in zip(ours, kopf, strict=True)), most=0.5)  # fmt: skip
-    bench.add("bare POSTs alone", "kopf, as above", f"{3000 / rates[0]:.1f} s : {median(kopf):.1f} s",
-              median(3000 / a / b for a, b in zip(bare, kopf, strict=True)))  # fmt: skip
-    bench.add("the same: peak memory", "kopf", f"{median(peaks):.0f} MiB : {median(kopf_peaks):.0f} MiB",
-              median(peaks) / median(kopf_peaks), most=0.5)  # fmt: skip
-    bench.add("the same: cores in use", "etcd and kube-apiserver",
-              f"{median(one[0] for one in cpu):.2f} : {median(one[1] for one in cpu):.2f}")  # fmt: skip
-
-
-def kopf_peer(bench: Bench, namespace: str) -> Program:
-    peer = Program(
-        bench,
-        sys.executable,
-        "-m",
-        "kopf",
-        "run",
-        "-q",
-        "-n",
-        namespace,
-        str(HERE / "peer_kopf.py"),
-    )
-    peer.drain()
-    return peer
-
-
-def kopf_memory(bench: Bench) -> None:
-    """Kopf with 10,000 Milvus resources whose pods exist: it is done when each has its annotation."""
-    namespace = bench.quiet_namespace(10000)
-    peer = kopf_peer(bench, namespace)
-    last = f"{milvuses_path(namespace)}/mv"
-    while True:  # each is annotated when its handler has finished
-        done = [bench.hands.send("GET", f"{last}{number:05}") for number in range(0, 10000, 500)]
-        if all(
-            "kopf.zalando.org/last-handled-configuration"
-            in (one["metadata"].get("annotations") or {})
-            for one in done
-        ):
-            break
-        time.sleep(1)
-    peer.kill()
-    ours = quiet_passes(bench, [namespace], 2, 10)[2]
-    bench.add("peak memory, 10,000 × 3", "kopf, Milvus alone, its handler through for each",
-              f"{ours:.0f} MiB : {peer.peak:.0f} MiB", ours / peer.peak, most=0.5)  # fmt: skip
+def cpu_of(pid: int | str) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def server_cpu(bench: Bench) -> float:
     """CPU seconds used by the control plane's processes so far."""
-    children = Path(
-        f"/proc/{bench.plane.supervisor.pid}/task/{bench.plane.supervisor.pid}/children"
-    ).read_text()
-    stats = [
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children.split()
-    ]
-    return sum(int(one[11]) + int(one[12]) for one in stats) / TICKS
+    pid = bench.plane.supervisor.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return sum(map(cpu_of, children.split()))
 
 
-def replica_sets(bench: Bench) -> None:
-    """ReplicaSets with the same pods, served by kube-controller-manager."""
-    name, hands = "replicasets", bench.hands
-    hands.namespace(name)
-    web = milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}
-    body = mo.new_pod(web, mo.spec_of(web), 0)
-
-    def one(number: int) -> mo.Obj:
-        labels = {"app": f"web-{number}"}
-        spec = {
-            key: value
-            for key, value in body["spec"].items()
-            if key not in ("hostname", "subdomain")
-        }
-        template = {"metadata": {"labels": labels}, "spec": spec}
-        return {"metadata": {"name": f"web-{number}"},
-                "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}}  # fmt: skip
-
-    path = f"/apis/apps/v1/namespaces/{name}/replicasets"
-    rates = {}
-    for flags, count in {"default flags": 200, "limits lifted": 1000}.items():
-        hands.each(lambda number: hands.send("POST", path, one(number)), range(count))
-        lifted = [
-            "--kube-api-qps=100000",
-            "--kube-api-burst=100000",
-            "--concurrent-replicaset-syncs=16",
-        ]
-        manager = Program(
-            bench, str(commands()["kube-controller-manager"]), "--controllers=replicaset-controller",
-            f"--kubeconfig={bench.plane.kubeconfig()}", "--leader-elect=false", "--secure-port=0",
-            f"--cert-dir={bench.plane.folder}/pki-bench", *(lifted if count == 1000 else []),
-        )  # fmt: skip
-        manager.drain()
-        rates[flags] = bench.watch(name, 3 * count)[0]
-        manager.kill()
-        hands.send("DELETE", path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
-        hands.clear(name)
-    ours = []
-    for _ in range(ROUNDS):
-        with bench.burst_namespace() as (namespace, _):
-            operator = Program.operator(bench, "-n", namespace, "--once")
-            operator.drain()
-            ours.append(bench.watch(namespace, 3000)[0])
-            operator.process.wait()
-    for flags, rate in rates.items():
-        bench.add("bring-up of 1,000 × 3: pods/s", f"ReplicaSets, kube-controller-manager with {flags}",
-                  f"{median(ours):.0f}/s : {rate:.0f}/s", median(ours) / rate, least=1)  # fmt: skip
+def run_once(bench: Bench, namespace: str, operator: Path = OURS) -> Figures:
+    return Program.operator(bench, operator, "-n", namespace, "--once").end()
 
 
-def scale_down(bench: Bench) -> None:
-    bare: list[float] = []
-    ours: list[float] = []
-    for _ in range(ROUNDS):
-        for rates in (bare, ours):
-            with bench.burst_namespace() as (namespace, milvuses):
-                bench.hands.create_pods(bench.hands.pod_bodies(milvuses))
-                Program.operator(bench, "-n", namespace, "--once").end()
-                if rates is bare:
-                    surplus = [
-                        f"{mo.name_of(one)}-{ordinal}" for one in milvuses for ordinal in (2, 1)
-                    ]
-                    rates.append(bench.watch(namespace, 1000, "delete_pods", namespace, surplus)[0])
-                    continue
-                for one in milvuses:
-                    bench.hands.send(
-                        "PATCH",
-                        f"{milvuses_path(namespace)}/{mo.name_of(one)}",
-                        {"spec": {"replicas": 1}},
-                        MERGE,
-                    )
-                operator = Program.operator(bench, "-n", namespace, "--once")
-                operator.drain()
-                rates.append(bench.watch(namespace, 1000)[0])
-                operator.process.wait()
-    bench.add("scale-down of 1,000 from 3 to 1: pods/s", f"bare DELETEs, {THREADS} threads",
-              f"{median(ours):.0f}/s : {median(bare):.0f}/s", median(a / b for a, b in zip(ours, bare, strict=True)), least=0.85)  # fmt: skip
+def imports(bench: Bench) -> Figures:
+    return Program(bench, sys.executable, "-c", f"{IMPORTS}; import time; time.sleep(0.2)").end()
+
+
+def floor(bench: Bench, namespace: str, passes: int, *options: str) -> Figures:
+    """Of the floor: CPU of a pass, and CPU and wall-clock seconds of the whole process."""
+    hands = bench.hands
+    arguments = (hands.server, hands.authority, hands.token, namespace, str(passes), *options)
+    program = Program(bench, sys.executable, str(HERE / "floor.py"), *arguments)
+    figures = program.end()
+    return figures | {"pass": median(map(float, program.log.split()[min(1, passes - 1) :]))}
+
+
+# ---------- The rows: passes ----------
+
+
+def quiet_passes(
+    bench: Bench,
+    operator: Path,
+    namespace: str,
+    passes: int,
+    interval: float,
+    change: Callable[[], Any] = lambda: None,
+) -> Figures:
+    """Of an operator at rest: CPU and wall-clock seconds of a pass, peak memory, and the requests
+    of a pass. `change` is called before each pass."""
+    port = free_ports(1)[0]
+    options = (f"-n{namespace}", "-v", f"--interval={interval:g}", f"--health-port={port}")
+    program = Program.operator(bench, operator, *options)
+    for _ in range(2):
+        program.says("pass over")
+    cpu, asked, walls = program.cpu(), requests(port), []
+    for _ in range(passes):
+        change()
+        walls.append(seconds_of(program.says("pass over")))
+    cost, after = (program.cpu() - cpu) / passes, requests(port)
+    program.kill()
+    each = {what: (count - asked.get(what, 0)) / passes for what, count in after.items()}
+    figures = {"cpu": cost, "wall": median(walls), "memory": program.peak}
+    return figures | {what: count for what, count in each.items() if count}
+
+
+def seconds_of(line: str) -> float:
+    """What the log says about how long a pass took."""
+    return float(re.findall(r"([\d.]+) s$", line)[0])
+
+
+def requests(port: int) -> Figures:
+    """How many requests the operator has made, by verb and resource."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    pattern = r'api_requests_total\{code="\d+",resource="(\S+?)",verb="(\w+)"\} (\S+)'
+    found = re.findall(pattern, text)
+    return {f"{verb} {resource}": float(count) for resource, verb, count in found}
+
+
+def pages(objects: int) -> list[int]:
+    """The number of the first object on each page of a list: the pages grow."""
+    first, limit = [0], mo.FIRST_PAGE
+    while first[-1] + limit < objects:
+        first.append(first[-1] + limit)
+        limit = min(2 * limit, mo.PAGE)
+    return first
+
+
+def quiet_pass(bench: Bench) -> None:
+    for size in SIZES:
+        big = size >= max(SIZES)
+        namespace, interval = bench.quiet_namespace(size), max(1, size / 2000)
+
+        def ours(bench: Bench, path: Path, size: int = size, interval: float = interval) -> Figures:
+            namespace = bench.quiet_namespace(size, path)
+            return quiet_passes(bench, path, namespace, 4, interval)
+
+        versions = bench.versions(ours) if size >= MANY else bench.versions(ours)[:1]
+        base, reads, bare, *turns = in_turns(
+            functools.partial(imports, bench),
+            functools.partial(floor, bench, namespace, 3),
+            functools.partial(floor, bench, namespace, 3, "nogc"),
+            *versions,
+            rounds=2 if big else ROUNDS,
+        )
+        now, what = turns[0], f"a quiet pass, {size:,} × 3: CPU"
+        lists = "the floor: GET and json.loads of the two lists"
+        bench.compare(what, lists, now["cpu"], reads["pass"], most=0.75)
+        asked = ", ".join(f"{some[0]:g} × {key}" for key, some in now.items() if " " in key)
+        expected = f"the pages of the two lists: {len(pages(3 * size) + pages(size))}"
+        bench.add(f"its requests, {size:,} × 3", expected, asked or "none")
+        if size < MANY:
+            continue
+        bench.compare(what, "the floor without garbage collection", now["cpu"], bare["pass"])
+        memory = f"peak memory, {size:,} × 3 at rest"
+        against = (now["memory"], base["memory"], " MiB")
+        bench.compare(memory, f"`{IMPORTS}`", *against, most=3 if big else 1.6)
+        bench.before(what, "cpu", turns)
+        bench.before(memory, "memory", turns, " MiB")
+
+
+def worst_pass(bench: Bench) -> None:
+    """There is nothing to do, but every page of pods must be parsed, because one pod on it has
+    changed."""
+    namespace = bench.quiet_namespace(MANY)
+    names = sorted(mo.name_of(pod) for pod in bench.hands.items(pods_path(namespace)))
+    names = [names[number] for number in pages(len(names))]
+    change = functools.partial(bench.hands.annotate_pods, namespace, names)
+    now, reads, bare = in_turns(
+        functools.partial(quiet_passes, bench, OURS, namespace, 4, 2, change),
+        functools.partial(floor, bench, namespace, 3),
+        functools.partial(floor, bench, namespace, 3, "nogc"),
+    )
+    what = f"the worst pass, {MANY:,} × 3, a pod on every page has changed: "
+    bench.compare(f"{what}CPU", "the floor, as above", now["cpu"], reads["pass"])
+    without = "the floor without garbage collection"
+    bench.compare(f"{what}CPU", without, now["cpu"], bare["pass"])
+    memory = shown(median(now["memory"]), " MiB")
+    bench.add(f"{what}peak memory", "a quiet pass, above", memory)
+
+
+def once(bench: Bench) -> None:
+    for size in SIZES[-2:]:
+        namespace = bench.quiet_namespace(size)
+        now, reads = in_turns(
+            functools.partial(run_once, bench, namespace),
+            functools.partial(floor, bench, namespace, 1),
+            rounds=2 if size == max(SIZES) else ROUNDS,
+        )
+        for key, name, most in (("cpu", "CPU", 0.85), ("wall", "wall", 0.9)):
+            what = f"`--once`, {size:,} × 3, whole process: {name}"
+            bench.compare(what, "the floor, whole process", now[key], reads[key], most=most)
+
+
+def rest(bench: Bench) -> None:
+    """The requests while nothing changes: no more than if the interval were fixed."""
+    interval = 1.0
+
+    def measure(bench: Bench, path: Path) -> Figures:
+        port, namespace = free_ports(1)[0], bench.quiet_namespace(min(SIZES), path)
+        options = ("-v", f"--interval={interval:g}", f"--health-port={port}")
+        program = Program.operator(bench, path, "-n", namespace, *options)
+        quiet = time.monotonic() + 5 * interval  # by then it has found that nothing changes
+        while time.monotonic() < quiet:
+            program.says("pass over")
+        before = sum(requests(port).values())
+        program.says("pass over")
+        after = sum(requests(port).values())
+        program.drain()
+        time.sleep((REST + 0.5) * interval)  # so that the last pass is over, too
+        asked = sum(requests(port).values()) - after
+        program.kill()
+        return {"asked": asked, "fixed": REST * (after - before)}
+
+    for path, turns in zip((OURS, *bench.others), in_turns(*bench.versions(measure)), strict=True):
+        which = "" if path == OURS else f", {named(path)}"
+        what = f"a quiet cluster, {min(SIZES)} × 3: requests in {REST} intervals{which}"
+        fixed = f"{REST} passes at the fixed interval"
+        bench.compare(what, fixed, turns["asked"], turns["fixed"], "", most=1)
+
+
+def foreign_pods(bench: Bench) -> None:
+    alone, foreign = bench.quiet_namespace(MANY), 10 * MANY
+    crowded = bench.quiet_namespace(MANY, foreign=foreign)
+    among, without = in_turns(
+        functools.partial(quiet_passes, bench, OURS, crowded, 6, 1),
+        functools.partial(quiet_passes, bench, OURS, alone, 6, 1),
+    )
+    what = f"a quiet pass among {foreign:,} foreign pods: "
+    bench.compare(f"{what}CPU", "without them", among["cpu"], without["cpu"], most=1.05)
+    bench.compare(f"{what}wall", "without them", among["wall"], without["wall"])
 
 
 def start(bench: Bench) -> None:
     """The time from the start of the process to its first connection."""
-    ours, theirs = [], []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        text = (
-            bench.plane.kubeconfig()
-            .read_text()
-            .replace(bench.hands.server, f"http://127.0.0.1:{server.getsockname()[1]}")
-        )
+        text, url = bench.plane.kubeconfig().read_text(), "http://127.0.0.1"
         file = bench.plane.folder / "start.kubeconfig"
-        file.write_text(text)
-        for _ in range(4 * ROUNDS - 1):
-            theirs.append(python(bench, IMPORTS).end()[1])
-            operator = Program.operator(bench, f"--kubeconfig={file}", "--once")
+        file.write_text(text.replace(bench.hands.server, f"{url}:{server.getsockname()[1]}"))
+
+        def first_request(bench: Bench, path: Path) -> Figures:
+            program = Program.operator(bench, path, f"--kubeconfig={file}", "--once")
             connection, _ = server.accept()
-            ours.append(time.perf_counter() - operator.started)
-            operator.kill()
+            took = time.perf_counter() - program.started
+            program.kill()
             connection.close()
-    bench.add("start to the first request", f'`python -c "{IMPORTS}"`', f"{median(ours):.2f} s : {median(theirs):.2f} s",
-              median(ours) / median(theirs), most=1.1)  # fmt: skip
+            return {"wall": took}
+
+        command = (sys.executable, "-c", IMPORTS)
+        base, *turns = in_turns(
+            lambda: Program(bench, *command).end(),
+            *bench.versions(first_request),
+            rounds=4 * ROUNDS - 1,
+        )
+    now, what = turns[0], "start to the first request"
+    bench.compare(what, f'`python -c "{IMPORTS}"`', now["wall"], base["wall"], most=1.1)
+    bench.before(what, "wall", turns)
 
 
-def foreign_pods(bench: Bench) -> None:
-    alone, crowded = bench.quiet_namespace(1000), bench.quiet_namespace(1000, foreign=10000)
-    without, among = [], []
-    for _ in range(ROUNDS):
-        without.append(quiet_passes(bench, [alone], 6, 1)[:2])
-        among.append(quiet_passes(bench, [crowded], 6, 1)[:2])
-    for number, what in enumerate(("CPU", "wall")):
-        a, b = median(one[number] for one in among), median(one[number] for one in without)
-        bench.add(f"a quiet pass among 10,000 foreign pods: {what}", "without them", f"{a:.3f} s : {b:.3f} s", a / b,
-                  most=1.05 if what == "CPU" else None)  # fmt: skip
+# ---------- The rows: bursts ----------
+
+
+def burst(
+    bench: Bench, start: Callable[[str], Program], *more: mo.Obj, size: int = 0, replicas: int = 3
+) -> Figures:
+    """Start a program in a namespace with so many Milvus resources (if not said, with MANY), and
+    `more` that do not count, and wait until all pods exist."""
+    size = size or MANY
+    with bench.burst_namespace(size, replicas=replicas) as namespace:
+        for body in more:
+            bench.hands.send("POST", milvuses_path(namespace), body)
+        before, program = server_cpu(bench), start(namespace)
+        program.drain()
+        rate, end = bench.watch(namespace, size * replicas)
+        wall = end - program.started
+        cores = {"own": program.cpu() / wall, "server": (server_cpu(bench) - before) / wall}
+        program.stop()
+        return {"rate": rate, "wall": wall, "memory": program.peak} | cores
+
+
+def running(bench: Bench, *options: str, path: Path = OURS) -> Callable[[str], Program]:
+    return lambda namespace: Program.operator(bench, path, "-n", namespace, *options)
+
+
+def bring_up(bench: Bench) -> None:
+    """Bare POSTs, the operator with `--once`, the operator running, and kopf."""
+
+    def bare() -> Figures:
+        with bench.burst_namespace(MANY) as namespace:
+            pods = bench.hands.pod_bodies(bench.hands.items(milvuses_path(namespace)))
+            rate, _ = bench.watch(namespace, 3 * MANY, "create_pods", pods)
+            return {"rate": rate, "wall": 3 * MANY / rate}
+
+    posts, single, steady, kopf = in_turns(
+        bare,
+        functools.partial(burst, bench, running(bench, "--once")),
+        functools.partial(burst, bench, running(bench)),
+        functools.partial(burst, bench, functools.partial(kopf_peer, bench)),
+    )
+    what = f"bring-up of {MANY:,} × 3"
+    against = f"bare POSTs of the same bodies, {THREADS} threads"
+    rates = (posts["rate"], "/s")
+    bench.compare(f"{what}, `--once`: pods/s", against, single["rate"], *rates, least=0.85)
+    bench.compare(f"{what}, running: pods/s", against, steady["rate"], *rates, least=0.85)
+    peer = "kopf, a handler that creates the same pods"
+    whole = f"{what}, `--once`, from the start of the process"
+    bench.compare(whole, peer, single["wall"], kopf["wall"], most=0.5)
+    bench.compare("bare POSTs alone", peer, posts["wall"], kopf["wall"])
+    memory = (single["memory"], kopf["memory"], " MiB")
+    bench.compare(f"{what}, `--once`: peak memory", "kopf", *memory, most=0.5)
+    cores = f"{median(steady['own']):.2f} : {median(steady['server']):.2f}"
+    bench.add(f"{what}, running: cores in use", "etcd and kube-apiserver", cores)
+
+
+def statuses(bench: Bench) -> None:
+    """Until each Milvus has a status that counts its three pods."""
+
+    def measure(bench: Bench, path: Path) -> Figures:
+        with bench.burst_namespace(MANY) as namespace:
+            changes, done = bench.hands.follow(milvuses_path(namespace)), set[str]()
+            program = Program.operator(bench, path, "-n", namespace)
+            program.drain()
+            while len(done) < MANY:
+                one = next(changes)["object"]
+                if one.get("status", {}).get("replicas") == 3:
+                    done.add(mo.name_of(one))
+            wall, cpu = time.perf_counter() - program.started, program.cpu()
+            program.kill()
+            return {"wall": wall, "cpu": 1000 * cpu / (3 * MANY), "memory": program.peak}
+
+    now, *_ = turns = in_turns(*bench.versions(measure))
+    rows = (("wall", "time", " s", 0.67), ("cpu", "CPU for each pod", " ms", 0.8))
+    for key, name, unit, most in rows:
+        what = f"until all statuses of {MANY:,} × 3 are written: {name}"
+        bench.add(what, "from the start of the process", shown(median(now[key]), unit))
+        bench.before(what, key, turns, unit, most)
+    bench.before("the same: peak memory", "memory", turns, " MiB")
+
+
+def one_of_many_pods(bench: Bench) -> None:
+    def measure(bench: Bench, path: Path) -> Figures:
+        return burst(bench, running(bench, path=path), size=1, replicas=MANY)
+
+    now, *_ = turns = in_turns(*bench.versions(measure))
+    what = f"one Milvus of {MANY:,} replicas: until all pods exist"
+    bench.add(what, "from the start of the process", shown(median(now["wall"]), " s"))
+    bench.before(what, "wall", turns)
+
+
+def scale_down(bench: Bench) -> None:
+    def measure(is_bare: bool) -> Figures:
+        with bench.burst_namespace(MANY) as namespace:
+            run_once(bench, namespace)
+            names = [f"mv{number:05}" for number in range(MANY)]
+            if is_bare:
+                surplus = [f"{name}-{ordinal}" for name in names for ordinal in (2, 1)]
+                return {"rate": bench.watch(namespace, MANY, "delete_pods", namespace, surplus)[0]}
+            for name in names:
+                path = f"{milvuses_path(namespace)}/{name}"
+                bench.hands.patch(path, {"spec": {"replicas": 1}})
+            program = Program.operator(bench, OURS, "-n", namespace, "--once")
+            program.drain()
+            rate, _ = bench.watch(namespace, MANY)
+            program.process.wait()
+            return {"rate": rate}
+
+    now, bare = in_turns(lambda: measure(False), lambda: measure(True))
+    what, against = (
+        f"scale-down of {MANY:,} from 3 to 1: pods/s",
+        f"bare DELETEs, {THREADS} threads",
+    )
+    bench.compare(what, against, now["rate"], bare["rate"], "/s", least=0.85)
 
 
 def bad_milvus(bench: Bench) -> None:
-    """Bring-up of 1,000 × 3 beside one more Milvus whose 100 creates are refused, or hang in a webhook."""
+    """A bring-up beside one more Milvus whose 100 creates are rejected, or hang in a webhook."""
+    unsound = {"spec": {"containers": [{"name": mo.CONTAINER, "imagePullPolicy": "Sometimes"}]}}
+    bad = [milvus("rejected", 100, pod=unsound), milvus("hangs", 100)]
+
     with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
-        hook = {
-            "name": "hangs.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
-            "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"}, "failurePolicy": "Fail",
-            "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
-            "objectSelector": {"matchLabels": {mo.INSTANCE_LABEL: "hangs"}},
-        }  # fmt: skip
+        port = silent.getsockname()[1]
+        hook: mo.Obj = {"name": "hangs.example.com", "sideEffects": "None", "failurePolicy": "Fail"}
+        hook |= {"admissionReviewVersions": ["v1"], "timeoutSeconds": 30}
+        hook |= {"clientConfig": {"url": f"https://127.0.0.1:{port}/"}}
+        hook |= {"objectSelector": {"matchLabels": {mo.INSTANCE_LABEL: "hangs"}}}
+        pods = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+        hook |= {"rules": [pods | {"operations": ["CREATE"]}]}
         hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
         bench.hands.send("POST", hooks, {"metadata": {"name": "bench"}, "webhooks": [hook]})
         time.sleep(2)  # until the API server uses it
-        unsound = {"spec": {"containers": [{"name": mo.CONTAINER, "imagePullPolicy": "Sometimes"}]}}
-        bad = {
-            "": None,
-            "refused": milvus("refused", 100, pod=unsound),
-            "hangs": milvus("hangs", 100),
-        }
-        seconds: dict[str, list[float]] = {kind: [] for kind in bad}
-        for _ in range(ROUNDS):
-            for kind, body in bad.items():
-                with bench.burst_namespace() as (namespace, _):
-                    if body:
-                        bench.hands.send("POST", milvuses_path(namespace), body)
-                    operator = Program.operator(bench, "-n", namespace)
-                    operator.drain()
-                    seconds[kind].append(bench.watch(namespace, 3000)[1] - operator.started)
-                    operator.kill()
+        alone, *beside = in_turns(
+            functools.partial(burst, bench, running(bench)),
+            *(functools.partial(burst, bench, running(bench), one) for one in bad),
+        )
         bench.hands.send("DELETE", f"{hooks}/bench")
-    for kind in ("refused", "hangs"):
-        ratio = median(a / b for a, b in zip(seconds[kind], seconds[""], strict=True))
-        what = "are refused" if kind == "refused" else "hang for 30 s"
-        bench.add(f"bring-up of 1,000 × 3 beside one whose creates {what}", "without it",
-                  f"{median(seconds[kind]):.1f} s : {median(seconds['']):.1f} s", ratio, most=1.1)  # fmt: skip
+    for turns, happens in zip(beside, ("are rejected", "hang for 30 s"), strict=True):
+        what = f"bring-up of {MANY:,} × 3 beside one whose creates {happens}"
+        bench.compare(what, "without it", turns["wall"], alone["wall"], most=1.1)
 
 
-def one_change(bench: Bench) -> None:
-    """The time from a change of one Milvus to its new pod: among 1,000 at rest, and during a burst of 3,000 creates."""
-    interval, namespace = 2.0, bench.quiet_namespace(1000)
-    _, wall, _, _ = quiet_passes(bench, [namespace], 4, 1)
-    operator = Program.operator(bench, "-n", namespace, f"--interval={interval:g}", "-v")
-    for _ in range(3):
-        operator.says("pass over")
-    operator.drain()
-    quiet = []
-    for number in range(7):
-        time.sleep(interval + 0.37 * number)
-        quiet.append(change_to_pod(bench, namespace, number))
-    limit = interval + 2 * wall
-    bench.add("a change of one among 1,000 quiet: slowest of 7", f"interval + 2 quiet passes: {limit:.1f} s",
-              f"{max(quiet):.1f} s (median {median(quiet):.1f} s)", max(quiet) / limit, most=1)  # fmt: skip
-    busy = []
-    for number in range(ROUNDS):
-        burst = [milvus(f"burst-{number}-{i}") for i in range(1000)]
-        before = bench.pods_in(namespace)
-        bench.hands.each(
-            lambda body: bench.hands.send("POST", milvuses_path(namespace), body), burst
-        )
-        while bench.pods_in(namespace) < before + 300:
-            time.sleep(0.02)
-        busy.append(
-            (change_to_pod(bench, namespace, 100 + number), bench.pods_in(namespace) - before)
-        )
-        bench.watch(namespace, before + 3001)
-    operator.kill()
-    bench.loaded.discard(namespace)
-    bench.hands.clear(namespace)
-    worst, done = max(busy)
-    bench.add("the same while 3,000 creates are under way: slowest of 3", f"interval + 2 quiet passes + 1 s: {limit + 1:.1f} s",
-              f"{worst:.1f} s ({done:,} of 3,000 created by then)", worst / (limit + 1), most=1)  # fmt: skip
+# ---------- The rows: changes ----------
 
 
 def change_to_pod(bench: Bench, namespace: str, number: int) -> float:
     """Seconds from scaling one Milvus to a fourth pod until that pod exists."""
     name = f"mv{number:05}"
     started = time.perf_counter()
-    bench.hands.send(
-        "PATCH", f"{milvuses_path(namespace)}/{name}", {"spec": {"replicas": 4}}, MERGE
-    )
+    bench.hands.patch(f"{milvuses_path(namespace)}/{name}", {"spec": {"replicas": 4}})
     while bench.hands.send("GET", f"{pods_path(namespace)}/{name}-3").get("kind") != "Pod":
         time.sleep(0.01)
     return time.perf_counter() - started
 
 
+def one_change(bench: Bench) -> None:
+    """A change of one Milvus among many at rest, and while a burst is under way."""
+    interval = 2.0
+
+    def measure(bench: Bench, path: Path) -> Figures:
+        with bench.burst_namespace(MANY) as namespace:
+            run_once(bench, namespace, path)
+            options = ("-n", namespace, f"--interval={interval:g}", "-v")
+            program = Program.operator(bench, path, *options)
+            wall = [seconds_of(program.says("pass over")) for _ in range(3)][-1]
+            program.drain()
+            quiet = list[float]()
+            for number in range(3):
+                time.sleep(2 * interval + 0.37 * number)
+                quiet.append(change_to_pod(bench, namespace, number))
+            burst, before = [milvus(f"burst-{i}") for i in range(MANY)], bench.pods_in(namespace)
+            post = functools.partial(bench.hands.send, "POST", milvuses_path(namespace))
+            bench.hands.each(post, burst)
+            while bench.pods_in(namespace) < before + 0.3 * MANY:
+                time.sleep(0.02)
+            busy, done = change_to_pod(bench, namespace, 3), bench.pods_in(namespace) - before
+            bench.watch(namespace, before + 3 * MANY + 1)
+            program.kill()
+            return {"limit": interval + 2 * wall, "quiet": max(quiet), "busy": busy, "done": done}
+
+    now, *_ = turns = in_turns(*bench.versions(measure))
+    limit, quiet, busy = median(now["limit"]), max(now["quiet"]), max(now["busy"])
+    what = f"a change of one among {MANY:,} quiet: slowest of {3 * ROUNDS}"
+    against = f"interval + 2 quiet passes: {limit:.1f} s"
+    bench.add(what, against, shown(quiet, " s"), quiet / limit, most=1)
+    what, limit = f"a change while {3 * MANY:,} creates are under way", limit + 1
+    against = f"interval + 2 quiet passes + 1 s: {limit:.1f} s"
+    figures = f"{shown(busy, ' s')} ({min(now['done']):,.0f} created by then at least)"
+    bench.add(f"{what}: slowest of {ROUNDS}", against, figures, busy / limit, most=1)
+    bench.before(what, "busy", turns)
+
+
+def change_among_moves(bench: Bench) -> None:
+    """A change of one Milvus while a large one is rolled, and an interval that is long."""
+    interval, pods, changes = 10.0, 30, 4
+
+    def measure(bench: Bench, path: Path) -> Figures:
+        with bench.burst_namespace(100) as namespace:
+            run_once(bench, namespace, path)
+            program = Program.operator(bench, path, "-n", namespace, f"--interval={interval:g}")
+            program.drain()
+            large, body = f"{milvuses_path(namespace)}/large", milvus("large", pods, pod=ON_NODE)
+            bench.hands.send("POST", milvuses_path(namespace), body)
+            bench.wait_for_status(namespace, "large", readyReplicas=pods)
+            bench.hands.patch(large, {"spec": {"image": "milvusdb/milvus:v2.6.5"}})
+            took = list[float]()
+            for number in range(changes):
+                time.sleep(3 + 0.37 * number)
+                took.append(change_to_pod(bench, namespace, number))
+            program.kill()
+            return {"slowest": max(took), "median": median(took)}
+
+    with bench.kubelets(1):
+        now, *_ = turns = in_turns(*bench.versions(measure))
+    what, slowest = "a change of one while another is rolled", max(now["slowest"])
+    figures = f"{shown(slowest, ' s')} (median {shown(median(now['median']), ' s')})"
+    count = f"slowest of {changes * ROUNDS}"
+    against = f"the interval: {interval:g} s"
+    bench.add(f"{what}: {count}", against, figures, slowest / interval, most=0.5)
+    bench.before(f"{what}: slowest of {changes}", "slowest", turns)
+
+
+def roll(bench: Bench) -> None:
+    """A rolling update: from the change until the last new pod is Ready. The pods' own time is that
+    in which one of them ends or starts, as the API server reports it."""
+    pods, seconds = 5, 1.0
+
+    def measure(bench: Bench, path: Path) -> Figures:
+        with bench.burst_namespace(0) as namespace:
+            program = Program.operator(bench, path, "-n", namespace)
+            program.drain()
+            body = milvus("roll", pods, pod=ON_NODE)
+            bench.hands.send("POST", milvuses_path(namespace), body)
+            bench.wait_for_status(namespace, "roll", readyReplicas=pods)
+            time.sleep(10)  # until nothing has changed for two intervals
+            changes = bench.hands.follow(pods_path(namespace))
+            since, own, left, begun = time.perf_counter(), 0.0, pods, dict[str, float]()
+            image = {"spec": {"image": "milvusdb/milvus:v2.6.5"}}
+            bench.hands.patch(f"{milvuses_path(namespace)}/roll", image)
+            now = since
+            while left:
+                change, now = next(changes), time.perf_counter()
+                pod, is_gone = change["object"], change["type"] == "DELETED"
+                if not is_gone and not mo.is_ready(pod):
+                    begun.setdefault(mo.uid_of(pod), now)
+                elif mo.uid_of(pod) in begun:
+                    own += now - begun.pop(mo.uid_of(pod))
+                    left -= not is_gone
+            program.kill()
+            return {"wall": now - since, "own": own}
+
+    with bench.kubelets(seconds):
+        now, *_ = turns = in_turns(*bench.versions(measure))
+    what = (
+        f"a rolling update of {pods} pods that take {seconds:g} s to end and {seconds:g} s to start"
+    )
+    bench.compare(what, "the pods' own time", now["wall"], now["own"], most=2)
+    bench.before(what, "wall", turns)
+
+
+# ---------- The rows: several operators, and peers ----------
+
+
 def two_copies(bench: Bench) -> None:
-    """10,000 × 3 in two namespaces: one copy that serves both, and two copies that serve one each."""
-    names = ["half-a", "half-b"]
+    """The largest number in two namespaces, with one operator for each."""
+    names, size = ["half-a", "half-b"], max(SIZES) // 2
     for name in names:
         bench.hands.namespace(name)
-        bench.hands.create_milvuses(name, 5000)
-    operators, before = (
-        [Program.operator(bench, "-n", name, "--once") for name in names],
-        server_cpu(bench),
-    )
+        bench.hands.create_milvuses(name, size)
+    began, before = time.perf_counter(), server_cpu(bench)
+    operators = [Program.operator(bench, OURS, "-n", name, "--once") for name in names]
     for one in operators:
         one.drain()
-    threads = [threading.Thread(target=bench.watch, args=(name, 15000)) for name in names]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda name: bench.watch(name, 3 * size), names))
     took, server = time.perf_counter() - began, server_cpu(bench) - before
     own = sum(one.cpu() for one in operators)
     for one in operators:
         one.process.wait()
-    bench.add("two copies bring up 2 × 5,000 × 3", "etcd and kube-apiserver beside them", f"{30000 / took:.0f} pods/s; "
-              f"{own / took:.2f} : {server / took:.2f} cores of {os.cpu_count()}")  # fmt: skip
+    cores = f"{own / took:.2f} : {server / took:.2f} cores of {os.cpu_count()}"
+    what = f"two operators bring up 2 × {size:,} × 3"
+    figures = f"{6 * size / took:.0f} pods/s; {cores}"
+    bench.add(what, "etcd and kube-apiserver beside them", figures)
     for name in names:
         bench.hands.make_ready(name)
-        Program.operator(bench, "-n", name, "--once").end()
-    copies = quiet_passes_at_once(bench, names)
-    bench.add("the same at rest, CPU and wall of a pass and peak memory of each copy", "one copy with all: above",
-              "; ".join(f"{cpu:.2f} s, {wall:.2f} s, {peak:.0f} MiB" for cpu, wall, peak in copies))  # fmt: skip
+        run_once(bench, name)
+    with ThreadPoolExecutor() as threads:
+        quiet = list(threads.map(lambda name: quiet_passes(bench, OURS, name, 3, 8), names))
+    texts = (f"{a['cpu']:.2f} s, {a['wall']:.2f} s, {a['memory']:.0f} MiB" for a in quiet)
+    what = "the same at rest: CPU and wall of a pass, and peak memory, of each"
+    bench.add(what, "one operator with all, above", "; ".join(texts))
     for name in names:
         bench.hands.clear(name)
 
 
-def quiet_passes_at_once(bench: Bench, namespaces: list[str]) -> list[tuple[float, float, float]]:
-    """CPU and wall-clock seconds of a quiet pass and peak memory, of copies that run at once, one per namespace."""
-    answers: list[tuple[float, float, float]] = []
+def replica_sets(bench: Bench) -> None:
+    """ReplicaSets with the same pods, served by kube-controller-manager."""
+    name, hands = "replicasets", bench.hands
+    hands.namespace(name)
+    one = milvus("web") | {"metadata": {"name": "web", "namespace": name, "uid": "x"}}
+    pod = mo.new_pod(one, mo.spec_of(one), 0)["spec"]
+    pod = {key: value for key, value in pod.items() if key not in ("hostname", "subdomain")}
+    path = f"/apis/apps/v1/namespaces/{name}/replicasets"
 
-    def measure(namespace: str) -> None:
-        cpu, wall, peak, _ = quiet_passes(bench, [namespace], 3, 8)
-        answers.append((cpu, wall, peak))
+    def create(number: int) -> None:
+        labels = {"app": f"web-{number}"}
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        spec = {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}
+        hands.send("POST", path, {"metadata": {"name": f"web-{number}"}, "spec": spec})
 
-    threads = [threading.Thread(target=measure, args=[namespace]) for namespace in namespaces]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
+    def measure(count: int, *flags: str) -> Figures:
+        hands.each(create, range(count))
+        manager = Program(
+            bench,
+            str(commands()["kube-controller-manager"]),
+            "--controllers=replicaset-controller",
+            f"--kubeconfig={bench.plane.kubeconfig()}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            f"--cert-dir={bench.plane.folder}/pki-bench",
+            *flags,
+        )
+        manager.drain()
+        rate, _ = bench.watch(name, 3 * count)
+        manager.kill()
+        hands.send("DELETE", path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+        hands.clear(name)
+        return {"rate": rate}
+
+    lifted = (
+        "--kube-api-qps=100000",
+        "--kube-api-burst=100000",
+        f"--concurrent-replicaset-syncs={THREADS}",
+    )
+    ours = functools.partial(burst, bench, running(bench, "--once"))
+    for flags, count, options in (
+        ("default flags", MANY // 5, ()),
+        ("limits lifted", MANY, lifted),
+    ):
+        now, theirs = in_turns(ours, functools.partial(measure, count, *options), rounds=1)
+        what = f"bring-up of {MANY:,} × 3: pods/s"
+        against = f"ReplicaSets, kube-controller-manager with {flags}"
+        bench.compare(what, against, now["rate"], theirs["rate"], "/s", least=1)
 
 
-ROWS: list[Callable[[Bench], None]] = [
-    start, bring_up, scale_down, bad_milvus, quiet_pass, worst_pass, once, foreign_pods, one_change, two_copies, replica_sets, kopf_memory,
-]  # fmt: skip
+def kopf_peer(bench: Bench, namespace: str) -> Program:
+    arguments = ("-m", "kopf", "run", "-q", "-n", namespace, str(HERE / "peer_kopf.py"))
+    return Program(bench, sys.executable, *arguments)
 
 
-# --------------------------------------------------------------------------------------
-# The report
-# --------------------------------------------------------------------------------------
+def kopf_memory(bench: Bench) -> None:
+    """Kopf with the largest number of Milvus resources, whose pods exist: it is done when each has
+    the annotation that it writes when its handler has finished."""
+    size = max(SIZES)
+    namespace = bench.quiet_namespace(size)
+    peer = kopf_peer(bench, namespace)
+    peer.drain()
+    paths = [f"{milvuses_path(namespace)}/mv{i:05}" for i in range(0, size, size // 20)]
+    key = "kopf.zalando.org/last-handled-configuration"
+    while not all(
+        key in (bench.hands.send("GET", path)["metadata"].get("annotations") or {})
+        for path in paths
+    ):
+        time.sleep(1)
+    peer.kill()
+    ours = quiet_passes(bench, OURS, namespace, 2, 10)["memory"]
+    against = "kopf, Milvus alone, its handler through for each"
+    bench.compare(f"peak memory, {size:,} × 3", against, [ours], [peer.peak], " MiB", most=0.5)
+
+
+BURSTS = [start, bring_up, statuses, one_of_many_pods, scale_down, bad_milvus]
+CHANGES = [roll, one_change, change_among_moves]
+PASSES = [quiet_pass, worst_pass, rest, once, foreign_pods]
+ROWS: list[Callable[[Bench], None]] = [*BURSTS, *CHANGES, *PASSES]
+ROWS += [two_copies, replica_sets, kopf_memory]
+
+
+# ---------- The report ----------
 
 
 def machine() -> str:
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
-    return (f"{os.cpu_count()} cores ({cpu[1] if cpu else platform.machine()}), "
-            f"{int(memory[1]) // 2**20 if memory else 0} GiB, Linux {platform.release().split('-')[0]}")  # fmt: skip
+    gibibytes = int(memory[1]) // 2**20 if memory else 0
+    linux, processor = platform.release().split("-")[0], cpu[1] if cpu else platform.machine()
+    return f"{os.cpu_count()} cores ({processor}), {gibibytes} GiB, Linux {linux}"
 
 
 def report(bench: Bench, seconds: float) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("kubernetes", "urllib3", "kopf"))
     kubernetes = bench.hands.send("GET", "/version")["gitVersion"]
-    lines = [
-        "# Results of `make bench`", "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, {packages}; "
-        f"etcd and kube-apiserver {kubernetes} on the same machine. {seconds / 60:.0f} minutes. Figures are medians; "
-        "what is compared ran in turns; where rates are compared, the ratio is the median of those of the turns.", "",
-        fingerprint.line(), "",
-        "| what | measured against | figures | ratio | to reach | |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for row in bench.rows:
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append(
-            f"| {row.what} | {row.against} | {row.figures} | {ratio} | {row.target} | {row.verdict} |"
-        )
-    return "\n".join(lines) + "\n"
+    conditions = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; Python {platform.python_version()}, "
+        f"{packages}; etcd and kube-apiserver {kubernetes} on the same machine. "
+        f"{seconds / 60:.0f} minutes. Figures are medians; what is compared ran in turns, and the "
+        "ratio is the median of those of the turns."
+    )
+    title, table = "# Results of `make bench`", "| what | measured against | figures | ratio |"
+    head = [title, "", fingerprint.line(), "", conditions, "", f"{table} to reach | |"]
+    return "\n".join([*head, "|---|---|---|---|---|---|", *map(str, bench.rows)]) + "\n"
 
 
-def pictures(bench: Bench) -> None:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "milvus-operator"  # the same picture for the same figures
-    from matplotlib import pyplot
-
-    for kind, label in {"cpu": "CPU seconds of a quiet pass", "memory": "peak memory, MiB"}.items():
-        curves = {
-            name: curve for name, curve in bench.curves.items() if name.startswith(f"{kind} ")
-        }
-        if not curves:
-            continue
-        figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-        for name, curve in curves.items():
-            axes.plot(
-                list(curve), list(curve.values()), marker="o", label=name.removeprefix(f"{kind} ")
-            )
-        axes.set(xscale="log", xlabel="Milvus resources of three pods each", ylabel=label)
-        if kind == "cpu":
-            axes.set(yscale="log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES])
-        axes.grid(alpha=0.3)
-        axes.legend()
-        figure.savefig(HERE / f"{kind}.svg", metadata={"Date": None})
-        pyplot.close(figure)
+def measure(
+    plane: ControlPlane, rows: Iterable[Callable[[Bench], None]], others: list[Path]
+) -> Bench:
+    config = yaml.safe_load(plane.kubeconfig().read_text())
+    server, token = config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
+    hands = Hands(server, str(plane.folder / "pki" / "apiserver.crt"), token)
+    bench, started = Bench(plane, hands, others), time.monotonic()
+    for row in rows:
+        print(f"{row.__name__} …", flush=True)
+        row(bench)
+        text = report(bench, time.monotonic() - started)
+        if rows is ROWS:  # after each row, so that a run that is stopped keeps its results
+            (HERE / "RESULTS.md").write_text(text)
+    print(f"\n{text}")
+    return bench
 
 
-def main(chosen: list[str]) -> int:
-    if sys.platform != "linux":
-        print("the benchmark reads /proc: it needs Linux")
-        return 2
-    rows = [
-        row for row in ROWS if not chosen or any(row.__name__.startswith(name) for name in chosen)
-    ]
-    if not rows:
-        print(
-            f"choose from these rows: {', '.join(row.__name__ for row in ROWS)}; or name none to run all"
-        )
-        return 2
-    started = time.monotonic()
+def main() -> int:
+    names = ", ".join(row.__name__ for row in ROWS)
+    parser = argparse.ArgumentParser(description="Measure the operator.")
+    parser.add_argument("rows", nargs="*", help=f"the first letters of some of {names}")
+    parser.add_argument("--against", metavar="PATH", type=Path, action="append", default=[])
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if row.__name__.startswith(tuple(options.rows))]
+    if sys.platform != "linux" or (options.rows and not chosen):
+        parser.error(f"choose from these rows, on Linux: {names}")
     try:
         with ControlPlane(nodes=False) as plane:
-            config = yaml.safe_load(plane.kubeconfig().read_text())
-            server, token = (
-                config["clusters"][0]["cluster"]["server"],
-                config["users"][0]["user"]["token"],
-            )
-            bench = Bench(plane, Hands(server, str(plane.folder / "pki" / "apiserver.crt"), token))
-            bench.hands.send(
-                "POST",
-                "/api/v1/namespaces/default/serviceaccounts",
-                {"metadata": {"name": "default"}},
-            )
-            for row in rows:
-                print(f"{row.__name__} …", flush=True)
-                row(bench)
-                text = report(bench, time.monotonic() - started)
-                if not chosen:  # after each row, so that a run that is stopped keeps its results
-                    (HERE / "RESULTS.md").write_text(text)
-                    pictures(bench)
-            print(f"\n{text}")
+            bench = measure(plane, chosen if options.rows else ROWS, options.against)
     except Unavailable as error:
         print(f"there is no control plane to measure against: {error}")
         return 1
@@ -801,4 +951,4 @@ def main(chosen: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The benchmark's own client of the cluster: plain urllib3, many writes at once, without the operator's loop."""
+"""The benchmark's own client of the cluster: plain urllib3, many writes at a time."""
 
 from __future__ import annotations
 
@@ -37,21 +37,34 @@ class Hands:
     def __init__(self, server: str, authority: str, token: str) -> None:
         self.server, self.authority, self.token = server, authority, token
         self.http = urllib3.PoolManager(ca_certs=authority, maxsize=THREADS, retries=False)
+        self.headers = {"Authorization": f"Bearer {token}", "User-Agent": "bench"}
         self.threads = ThreadPoolExecutor(THREADS)
 
     def send(
         self, method: str, path: str, body: Obj | None = None, kind: str = "application/json"
     ) -> Obj:
-        headers = {
-            "Authorization": f"Bearer {self.token}",
-            "Content-Type": kind,
-            "User-Agent": "bench",
-        }
+        headers = self.headers | {"Content-Type": kind}
         content = json.dumps(body).encode() if body is not None else None
         answer = self.http.request(method, self.server + path, body=content, headers=headers)
         if answer.status >= 400 and answer.status not in (404, 409):
             raise RuntimeError(f"{method} {path}: {answer.status} {answer.data[:300]!r}")
         return json.loads(answer.data)  # type: ignore[no-any-return]
+
+    def patch(self, path: str, body: Obj) -> None:
+        self.send("PATCH", path, body, MERGE)
+
+    def follow(self, path: str) -> Iterator[Obj]:
+        """The changes below this path from now on, as the API server reports them."""
+        version = self.send("GET", f"{path}?limit=1")["metadata"]["resourceVersion"]
+        url = f"{self.server}{path}?watch=1&timeoutSeconds=600&resourceVersion={version}"
+        answer = self.http.request("GET", url, headers=self.headers, preload_content=False)
+
+        def events() -> Iterator[Obj]:
+            with answer:
+                yield from map(json.loads, answer)
+            raise RuntimeError(f"what was waited for has not happened in {path} in ten minutes")
+
+        return events()
 
     def each(self, call: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
         """The answers of call(thing) for all things, THREADS at a time."""
@@ -84,9 +97,10 @@ class Hands:
 
     def pod_bodies(self, milvuses: list[Obj]) -> list[Obj]:
         return [
-            mo.new_pod(one, mo.spec_of(one), ordinal)
+            mo.new_pod(one, spec, ordinal)
             for one in milvuses
-            for ordinal in range(one["spec"]["replicas"])
+            for spec in [mo.spec_of(one)]
+            for ordinal in range(spec.replicas)
         ]
 
     def create_pods(self, pods: list[Obj]) -> None:
@@ -100,23 +114,27 @@ class Hands:
     def annotate_pods(self, namespace: str, names: Iterable[str]) -> None:
         """Change these pods in a way that gives the operator nothing to do."""
         body = {"metadata": {"annotations": {"bench": str(time.monotonic_ns())}}}
-        self.each(
-            lambda name: self.send("PATCH", f"{pods_path(namespace)}/{name}", body, MERGE), names
-        )
+        self.each(lambda name: self.patch(f"{pods_path(namespace)}/{name}", body), names)
 
     def make_ready(self, namespace: str) -> None:
         """Act as the kubelets: write the status of each pod as kwok does."""
         now = mo.timestamp()
-        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now}
-                      for kind in ("PodScheduled", "Initialized", "Ready", "ContainersReady")]  # fmt: skip
+        kinds = ("PodScheduled", "Initialized", "Ready", "ContainersReady")
+        container = {"name": mo.CONTAINER, "image": IMAGE, "imageID": "", "restartCount": 0}
+        container |= {"ready": True, "started": True, "state": {"running": {"startedAt": now}}}
+        status = {
+            "phase": "Running",
+            "startTime": now,
+            "podIP": "10.0.0.1",
+            "conditions": [
+                {"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds
+            ],
+            "containerStatuses": [container],
+        }
 
         def write(pod: Obj) -> None:
-            container = {"name": mo.CONTAINER, "image": IMAGE, "imageID": "", "ready": True, "started": True,
-                         "restartCount": 0, "state": {"running": {"startedAt": now}}}  # fmt: skip
-            status = {"phase": "Running", "startTime": now, "podIP": "10.0.0.1", "conditions": conditions,
-                      "containerStatuses": [container]}  # fmt: skip
             path = f"{pods_path(namespace)}/{mo.name_of(pod)}/status"
-            self.send("PATCH", path, {"status": status}, "application/merge-patch+json")
+            self.patch(path, {"status": status})
 
         self.each(write, self.items(pods_path(namespace)))
 

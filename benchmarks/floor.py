@@ -1,4 +1,4 @@
-"""The floor that a pass is measured against: read and parse the two lists in pages of 500, and nothing else.
+"""The floor of a pass: read and parse the two lists in pages of 500, and nothing else.
 
     python floor.py SERVER AUTHORITY TOKEN NAMESPACE PASSES [nogc]
 
@@ -16,8 +16,9 @@ server, authority, token, namespace, passes, *options = sys.argv[1:]
 if options == ["nogc"]:
     gc.disable()
 http = urllib3.PoolManager(ca_certs=authority, retries=False)
+label = "app.kubernetes.io%2Fmanaged-by%3Dmilvus-polling-operator"
 paths = (
-    f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Dmilvus-polling-operator&",
+    f"/api/v1/namespaces/{namespace}/pods?labelSelector={label}&",
     f"/apis/zilliz.com/v1/namespaces/{namespace}/milvuses?",
 )
 for _ in range(int(passes)):

@@ -1,4 +1,4 @@
-"""The peer: the operator's bring-up as a kopf handler, with the client that kopf's documentation uses."""
+"""The peer: the operator's bring-up as a kopf handler, with the client of kopf's documentation."""
 
 from contextlib import suppress
 from typing import Any
@@ -26,6 +26,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 @kopf.on.create(mo.GROUP, mo.VERSION, mo.PLURAL)
 def create_pods(body: kopf.Body, namespace: str, **_: Any) -> None:
     milvus = dict(body)
-    for ordinal in range(milvus["spec"]["replicas"]):
+    spec = mo.spec_of(milvus)
+    for ordinal in range(spec.replicas):
         with suppress(ApiException):  # it exists already
-            api.create_namespaced_pod(namespace, mo.new_pod(milvus, ordinal))
+            api.create_namespaced_pod(namespace, mo.new_pod(milvus, spec, ordinal))
