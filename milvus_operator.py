@@ -576,8 +576,8 @@ def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
 
 
 def group(pods: list[Obj], uids: Collection[str]) -> dict[tuple[str, Any], list[Obj]]:
-    """The pods by namespace and owner or, for orphans and pods of others, by the name of a Milvus
-    in their label."""
+    """Each pod in one group: of its namespace and its owner's UID if that is one of these, else the
+    name in its instance label."""
     groups: dict[tuple[str, Any], list[Obj]] = defaultdict(list)
     for pod in pods:
         owner = owner_uid(pod)
@@ -611,7 +611,7 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
     group = str(owner.get("apiVersion")).partition("/")[0]
     is_milvus = group == GROUP and owner.get("kind") == KIND
     if is_milvus and owner.get("name") == name_of(milvus):
-        return None  # of an earlier Milvus of that name: the garbage collector deletes it
+        return None  # another UID: an earlier Milvus of that name; the garbage collector deletes it
     whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "no Milvus"
     advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
     text = f"pod {name} exists and belongs to {whose}, so it is left alone: {advice}"
@@ -648,7 +648,7 @@ OUTDATED = "outdated template"
 
 def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; `taken` are the names that pods of other owners have."""
+    one of its names; `taken` are the names that others hold, by pods that may not be listed."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -899,13 +899,13 @@ class ApiError(Exception):
     def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.code = code  # of HTTP; 0: there was no valid response
-        self.reason = reason  # of the server's Status object
+        self.reason = reason  # of the server's Status object, or one of ours
         self.resource = ""  # the plural name of what was requested
         self.outage = ""  # a line about a cause that affects more than one Milvus
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed soon."""
+        """Whether the same request may succeed soon: it backs off for less long."""
         return self.code in (0, 401, 409, 429) or self.code >= 500
 
     def why(self) -> Reason:
@@ -1189,23 +1189,25 @@ class Cluster:
     def reconnect(self) -> None:
         """Get new credentials if they were rejected or have expired, or if a file has changed. A
         thread does that: an exec plugin may wait for a login. The old ones are used meanwhile."""
-        now = self.connection
+        current = self.connection
         if not self.renewal:
-            is_current = contents_of(now.files) == now.files and time.time() < now.expires
+            is_current = (
+                contents_of(current.files) == current.files and time.time() < current.expires
+            )
             if is_current and not self.rejected:
                 return
-            self.renewal = self.renewer.submit(self.connect, now.context)
+            self.renewal = self.renewer.submit(self.connect, current.context)
             concurrent.futures.wait([self.renewal], timeout=1)
         if not self.renewal.done():
-            self.connection = now._replace(complaint="the kubeconfig's exec plugin still runs")
+            self.connection = current._replace(complaint="the kubeconfig's exec plugin still runs")
             return
         try:
             new = self.renewal.result()
         except Unusable as error:  # a file is missing, or half written
-            new = now._replace(complaint=error.message)
+            new = current._replace(complaint=error.message)
         self.renewal, self.rejected = None, False
         if new.complaint:
-            self.connection = now._replace(complaint=new.complaint)
+            self.connection = current._replace(complaint=new.complaint)
         else:
             self.use(new)
 
@@ -1290,7 +1292,7 @@ class Cluster:
             if objects is None:
                 objects = [slim(item) for item in parse(body[begin:end], list)]
             pages[digest] = objects
-            size = 1 + (end - begin) // (1 + len(objects))  # of an object, in bytes
+            size = 1 + (end - begin) // (1 + len(objects))  # of an object; a page may be empty
             limit = min(2 * limit, PAGE, 1 + PAGE_BYTES // size)
             return mapping(parse(body[:begin] + b"[]" + body[end:]).get("metadata"))
 
@@ -1299,7 +1301,7 @@ class Cluster:
         while token != "":
             selector |= {"limit": limit, "_continue": token}
             metadata = self.request("get", resource, target, read=read, **selector)
-            token = metadata.get("continue", "")
+            token = metadata.get("continue") or ""
         if pages.keys() != known.keys():
             self.changed = self.clock()
         self.pages[key] = pages
@@ -1666,6 +1668,7 @@ class Operator:
         for action in job.todo[start : start + size]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 job.unfinished = True
+                memory.written = -math.inf  # it comes first in the next pass
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
@@ -1683,7 +1686,7 @@ class Operator:
             return
         self.write_status(job)
         self.write_events(job)
-        if not job.changed and not job.unfinished:
+        if not job.changed and not job.unfinished and len(job.todo) <= BATCH:
             self.settle(job)
 
     def is_over(self, job: Job) -> bool:
@@ -2154,7 +2157,7 @@ def main(
     managed = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
     end_on_signal(operator)
-    often = "one pass" if once else f"a pass every {interval:g} s"
+    often = "once" if once else f"a pass every {interval:g} s"
     where = ", ".join(map(place, managed))
     what = f"{where}, {often}, server {cluster.server}{cluster.would}"
     log.info("%s %s: %s", MANAGER, __version__, what)
