@@ -1074,6 +1074,7 @@ def from_kubeconfig(
             merged.config, context, config_base_path=None, temp_file_path=folder
         )
         said = logging.handlers.BufferingHandler(100)  # if a plugin fails, the loader only logs it
+        said.setLevel(logging.ERROR)
         logging.root.addHandler(said)
         try:
             loader.load_and_set(settings)
@@ -1677,16 +1678,16 @@ class Operator:
             memory.unreported = min(memory.unreported, self.clock())
             job.unfinished = job.unfinished or not job.changed
         if start == 0 and (not is_later or self.clock() >= memory.unreported + self.interval):
-            self.tell_all(job)
+            self.tell_all(job, not is_later)
 
-    def tell_all(self, job: Job) -> None:
+    def tell_all(self, job: Job, is_done: bool) -> None:
         """Write the status and events of a Milvus; leave it alone if nothing more is to be done."""
         if self.is_over(job):
             job.unfinished = True
             return
         self.write_status(job)
         self.write_events(job)
-        if not job.changed and not job.unfinished and len(job.todo) <= BATCH:
+        if is_done and not job.changed and not job.unfinished:
             self.settle(job)
 
     def is_over(self, job: Job) -> bool:

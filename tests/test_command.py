@@ -114,7 +114,7 @@ def test_it_manages_the_namespaces_that_it_is_given(
     env = {} if variable is None else {"MILVUS_OPERATOR_NAMESPACE": variable}
     process = Command("--once", "--kubeconfig", nowhere, *arguments.split(), env=env)
     assert process.end() == 1
-    start = f"milvus-polling-operator {mo.__version__}: {managed}, one pass, server {NOWHERE}\n"
+    start = f"milvus-polling-operator {mo.__version__}: {managed}, once, server {NOWHERE}\n"
     assert process.log.splitlines(keepends=True)[0].endswith(start)
 
 

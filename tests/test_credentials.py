@@ -201,7 +201,7 @@ def test_kubeconfig_may_name_several_files(kube: Kube, command: Start, tmp_path:
     files = os.pathsep.join(str(tmp_path / name) for name in ("missing", *parts))
     process = command("--once", kubeconfig=files)
     assert process.end() == 0, process.log
-    assert f"namespace {kube.ns}, one pass" in process.log
+    assert f"namespace {kube.ns}, once" in process.log
     assert kube.names() == ["x-0"]
 
 
