@@ -1667,9 +1667,10 @@ class Operator:
             self.plan(job)
         size = len(job.todo) if self.cluster.dry_run else BATCH
         for action in job.todo[start : start + size]:
+            if self.is_over(job):
+                memory.written = -math.inf  # it comes first in the next pass
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 job.unfinished = True
-                memory.written = -math.inf  # it comes first in the next pass
                 break
             if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
                 self.act(job, action)
