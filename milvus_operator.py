@@ -1388,7 +1388,7 @@ BATCH = 20  # actions that one worker carries out for one Milvus; other workers 
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
-MAX_PASSES = 1000  # of --once, if somebody keeps changing the same objects
+MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
 STATUS = "status"  # what may back off, besides pods
 
 # What can be written, as the log counts it.
@@ -1729,19 +1729,18 @@ class Operator:
 
     def carry_out(self, job: Job, action: Action) -> None:
         cluster, memory, spec = self.cluster, job.memory, job.spec
-        pod = new_pod(job.milvus, spec, action.ordinal)
         if action.verb == "create":
-            self.create(job, action.ordinal, pod)
+            self.create(job, action.ordinal)
             memory.accepted = spec.template_hash
         elif action.verb == "adopt":
             cluster.adopt(job.milvus, action.pod)
         else:
             if action.verb == "replace" and memory.accepted != spec.template_hash:
-                cluster.check(pod)
+                cluster.check(new_pod(job.milvus, spec, action.ordinal))
                 memory.accepted = spec.template_hash
             cluster.delete(action.pod)
 
-    def create(self, job: Job, ordinal: int, pod: Obj) -> None:
+    def create(self, job: Job, ordinal: int) -> None:
         """Create a pod, after its claim: no claim, no pod."""
         cluster, milvus = self.cluster, job.milvus
         if milvus["spec"].get("storage"):
@@ -1749,6 +1748,7 @@ class Operator:
             if cluster.create_claim(claim):
                 self.outcomes.append(CLAIM_CREATED)
                 tell(logging.INFO, milvus, f"created claim {full_name(claim)}{cluster.would}")
+        pod = new_pod(milvus, job.spec, ordinal)
         _, error = attempt(cluster.create, pod)
         if error and error.reason == "AlreadyExists":
             self.name_is_taken(job, cluster.request("get", cluster.pods, pod), ordinal)
