@@ -4,10 +4,10 @@
     python milvus_operator.py          # manage the namespace of the kubeconfig's current context
     python milvus_operator.py -A       # manage all namespaces
 
-It polls. A *pass* lists the pods that carry our label and the Milvus resources, and decides for
-each Milvus what to do: pure functions over plain dicts do that. Workers, which are threads, do it:
-they create and delete pods or, when no pod needs anything, write the status and events. Nobody
-guesses what a write has changed: the next pass lists again, and soon, because something changed.
+It polls. A *pass* lists the pods that carry our label and the Milvus resources. Pure functions over
+plain dicts decide what each Milvus needs. Workers, which are threads, carry it out: they create and
+delete pods, then write the status and events. The operator does not guess what a write has changed:
+the next pass lists again, and soon, because something changed.
 
 What is kept between passes only saves work. Names are fixed, every delete carries a UID, and every
 decision starts from fresh lists, so a write that is lost or repeated does no harm.
@@ -86,7 +86,7 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the u
 MAX_REPLICAS = 1000
 MAX_NAME = 52  # so that <name>-<ordinal> is a host name and <name> a label, with room to spare
 MAX_SPEC_DEPTH = 100  # levels of nesting in a spec; a real one has about fifteen
-MAX_DEPTH = 200  # levels of nesting that are read from a response; anything deeper becomes null
+MAX_DEPTH = 200  # levels that are read of a response too deep for Python; what is deeper is null
 FIRST_PAGE, PAGE = 10, 80  # objects in the first page of a list, and at most in another
 PAGE_BYTES = 4 << 20  # what a page should weigh at most
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -226,7 +226,7 @@ def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     return {key: value for key in keys if (value := obj.get(key)) is not None}
 
 
-# ---------- The kind: what would be replaced to run something else than Milvus ----------
+# ---------- The kind: what would be replaced to run something other than Milvus ----------
 
 CONTAINER, DATA = (
     "milvus",
@@ -362,8 +362,9 @@ def settings_of(text: str) -> dict[str, str] | None:
         raise invalid(line, "it contains a character that YAML does not allow") from None
     if node is None or isinstance(node, yaml.MappingNode):
         return flat_settings(node)
-    if ":" in text or "=" in text:
-        raise invalid(0, "it looks like settings, but it is not a YAML mapping")
+    if sign := re.search("[:=]", text):
+        line = text.count("\n", 0, sign.start())
+        raise invalid(line, "this looks like a setting, but the text is not a YAML mapping")
     return None
 
 
@@ -575,14 +576,11 @@ def members(milvus: Obj, pods: Iterable[Obj]) -> dict[int, Obj]:
     return owned
 
 
-def group(pods: list[Obj], uids: Collection[str]) -> dict[tuple[str, Any], list[Obj]]:
-    """Each pod in one group: of its namespace and its owner's UID if that is one of these, else the
-    name in its instance label."""
-    groups: dict[tuple[str, Any], list[Obj]] = defaultdict(list)
+def group(pods: list[Obj]) -> dict[tuple[str, str], list[Obj]]:
+    """The pods by namespace and name without the ordinal, which is the name of their Milvus."""
+    groups = defaultdict[tuple[str, str], list[Obj]](list)
     for pod in pods:
-        owner = owner_uid(pod)
-        key = owner if owner in uids else labels_of(pod).get(INSTANCE_LABEL)
-        groups[namespace_of(pod), key].append(pod)
+        groups[namespace_of(pod), name_of(pod).rpartition("-")[0]].append(pod)
     return groups
 
 
@@ -606,26 +604,28 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
         if has_labels(milvus, pod):
             return None
         labels = " ".join(f"{key}={value}" for key, value in selector_of(milvus).items())
-        command = f"kubectl label --overwrite pod {name} {labels}"
+        command = f"kubectl label --overwrite -n {namespace_of(milvus)} pod {name} {labels}"
         return Reason(NAME_CONFLICT, f"pod {name} has lost its labels; restore them: {command}")
     group = str(owner.get("apiVersion")).partition("/")[0]
     is_milvus = group == GROUP and owner.get("kind") == KIND
     if is_milvus and owner.get("name") == name_of(milvus):
         return None  # another UID: an earlier Milvus of that name; the garbage collector deletes it
-    whose = f"{owner.get('kind')} {owner.get('name')}" if owner else "no Milvus"
-    advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
-    text = f"pod {name} exists and belongs to {whose}, so it is left alone: {advice}"
+    whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "has no controller"
+    advice = (
+        "delete it (the operator retries within 5 minutes), or create the Milvus under another name"
+    )
+    text = f"pod {name} already exists and {whose}, so the operator does not touch it: {advice}"
     return Reason(NAME_CONFLICT, text)
 
 
 def lacks(sent: Obj, pod: Obj) -> str:
     """What the operator relies on and admission has removed; empty if nothing."""
     if owner_uid(pod) != owner_uid(sent):
-        return "its owner reference"
+        return "the owner reference"
     if not pick(labels_of(sent), OUR_LABELS).items() <= labels_of(pod).items():
-        return "its labels"
+        return "the labels"
     if template_hash_of(pod) != template_hash_of(sent):
-        return f"its annotation {TEMPLATE_HASH}"
+        return f"the annotation {TEMPLATE_HASH}"
     return ""
 
 
@@ -648,7 +648,8 @@ OUTDATED = "outdated template"
 
 def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; `taken` are the names that others hold, by pods that may not be listed."""
+    one of its names; `taken` are the names of pods that others hold, which may not be listed, or
+    that the server does not let us delete."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -660,23 +661,24 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
         if orphan is not None and is_orphan(milvus, pod):
             reason = "no controller, but the name and labels of a pod of this Milvus"
             actions.append(Action("adopt", orphan, pod, reason))
-    running, all_run = dict[int, Obj](), True
+    running, all_ready = dict[int, Obj](), True
     for ordinal in range(spec.replicas):
         name, current = pod_name(milvus, ordinal), mine.get(ordinal)
         if current is None:
-            all_run = all_run and name in taken
+            all_ready = all_ready and name in taken
             if name not in present:
                 actions.append(Action("create", ordinal, {}))
         elif is_ending(current):
-            all_run = False
+            all_ready = False
         elif reason := why_restart(milvus, ordinal, current):
-            all_run = False
+            all_ready = all_ready and name in taken
             is_outdated = template_hash_of(current) != spec.template_hash
             verb = "replace" if is_outdated else "restart"
             actions.append(Action(verb, ordinal, current, reason))
         else:
             running[ordinal] = current
-    return actions + roll(running, spec.template_hash, all_run)
+            all_ready = all_ready and (is_ready(current) or name in taken)
+    return actions + roll(running, spec.template_hash, all_ready)
 
 
 def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
@@ -684,19 +686,20 @@ def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
     if is_finished(pod):
         reason = why_not_ready(pod).reason
         return phase_of(pod) if reason == phase_of(pod) else f"{phase_of(pod)} ({reason})"
+    if not milvus["spec"].get("storage"):
+        return ""
     unscheduled = str(condition_of(pod, "PodScheduled").get("message"))  # in the scheduler's words
     claim = claim_name(milvus, ordinal)
     if any(f'"{claim}" {what}' in unscheduled for what in ("not found", "is being deleted")):
-        return f"claim {claim} is gone"
+        return f"claim {claim} is gone or being deleted"
     return ""
 
 
-def roll(running: dict[int, Obj], template_hash: str, all_run: bool) -> list[Action]:
+def roll(running: dict[int, Obj], template_hash: str, all_ready: bool) -> list[Action]:
     """The pods to replace because their template is outdated: as a StatefulSet does, from the
     highest ordinal, and Ready ones only while all are Ready. Unlike a StatefulSet, it replaces pods
     that are not Ready first: they serve nobody, and a roll that waits for a broken pod is stuck,
     even when it is rolled back (kubernetes/kubernetes#67250)."""
-    all_ready = all_run and all(map(is_ready, running.values()))
     actions = list[Action]()
     for ordinal in sorted(running, reverse=True):
         pod = running[ordinal]
@@ -727,20 +730,19 @@ def choose(
     actions: list[Action], back_offs: Mapping[int | str, BackOff], may_restart: bool, now: float
 ) -> list[Action]:
     """Which of these actions may be carried out now; what failed before comes last."""
-    waiting = {key for key, back_off in back_offs.items() if now < back_off.until}
-    chosen = [action for action in actions if action.ordinal not in waiting]
-    if not may_restart:
-        chosen = [action for action in chosen if action.verb != "restart"]
-    # One Ready pod at a time is replaced, and none while others are deleted, or may be.
-    steps = [a.ordinal for a in actions if a.verb == "replace" and is_ready(a.pod)]
-    lost = [ordinal for ordinal in steps if back_offs.get(ordinal, NEVER_FAILED).lost]
-    steps.sort(key=lambda ordinal: ordinal in back_offs)
-    allowed = [ordinal for ordinal in lost or steps if ordinal not in waiting][:1]
+    past = {action.ordinal: back_offs.get(action.ordinal, NEVER_FAILED) for action in actions}
+    chosen, steps = list[Action](), list[Action]()
+    for action in sorted(actions, key=lambda a: (past[a.ordinal].until, a.verb == "create")):
+        # One Ready pod at a time is replaced, and none while others are deleted, or may be.
+        if action.verb == "replace" and is_ready(action.pod):
+            steps.append(action)
+        elif past[action.ordinal].until <= now and (may_restart or action.verb != "restart"):
+            chosen.append(action)
     if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
-        allowed = []
-    others = {*steps} - {*allowed}
-    chosen = [a for a in chosen if a.verb != "replace" or a.ordinal not in others]
-    return sorted(chosen, key=lambda action: back_offs.get(action.ordinal, NEVER_FAILED).until)
+        return chosen
+    lost = [step for step in steps if past[step.ordinal].lost]
+    allowed = [step for step in lost or steps if past[step.ordinal].until <= now]
+    return chosen + allowed[:1]
 
 
 # --- What the status and the events say ---
@@ -784,17 +786,19 @@ def readiness(milvus: Obj, spec: Spec, mine: dict[int, Obj], problems: dict[str,
     ready = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
         return Reason("Ready", ready)
-    urgent = (name for name, why in unready.items() if why.reason not in PASSING)
-    name = next(urgent, next(iter(unready)))
+    name = min(unready, key=lambda name: unready[name].reason in PASSING)  # the first of them
     reason, message = unready[name]
+    if reason == "Ready":  # whatever a pod says of itself
+        reason = "NotReady"
     return Reason(reason, f"{ready}; {name}: {message or reason}")
 
 
 def reconciliation(spec: Spec, problems: dict[str, Reason]) -> Reason:
     """What the Reconciled condition says; of several problems, always the first by name."""
     for name in sorted(problems):
-        if problems[name].reason not in WAITING:
-            return problems[name]
+        reason, message = problems[name]
+        if reason not in WAITING:
+            return Reason(reason, f"pod {name}: {message}" if reason == API_ERROR else message)
     if spec.settings is None:
         return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Reason(RECONCILED, "the pods match the spec or are being brought in line with it")
@@ -905,7 +909,7 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed soon: it backs off for less long."""
+        """Whether the same request may succeed soon: it backs off for a shorter time."""
         return self.code in (0, 401, 409, 429) or self.code >= 500
 
     def why(self) -> Reason:
@@ -936,6 +940,8 @@ def api_error(error: ApiException) -> ApiError:
         status = {}
     message = status.get("message") or error.reason or f"HTTP {error.status}"
     reason = str(status.get("reason") or "")
+    if reason in {*WAITING, NAME_CONFLICT}:  # from a webhook: these are our own words
+        reason = ""
     for cause in mapping(status.get("details")).get("causes") or []:
         if cause.get("reason") == NAMESPACE_TERMINATING:
             reason = NAMESPACE_TERMINATING
@@ -945,7 +951,7 @@ def api_error(error: ApiException) -> ApiError:
 def unexpected(error: Exception) -> ApiError:
     """From an exception that nobody foresaw. Only its place is shown: its text may hold secrets."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{frame.name}, line {frame.lineno}"
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
     failed = ApiError(0, f"unexpected {type(error).__name__} in {place}: please report this bug")
     failed.outage = str(failed)
     return failed
@@ -1033,10 +1039,11 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     """Find the cluster as kubectl does; in a pod without a kubeconfig, its own. Raises Unusable."""
     default = os.path.expanduser("~/.kube/config")
     names = path or os.environ.get("KUBECONFIG") or default
+    is_file = any(map(os.path.exists, names.split(os.pathsep)))
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
     settings = Configuration()
     try:
-        if any(map(os.path.exists, names.split(os.pathsep))):
+        if is_file:
             return from_kubeconfig(settings, names, context, connections)
         if in_pod:
             return from_pod(settings, connections)
@@ -1046,7 +1053,7 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
         text = "a SOCKS proxy needs the package PySocks (pip install PySocks)"
         raise Unusable(f"cannot use {names}: {text}") from None
     except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
-        source = SERVICE_ACCOUNT if in_pod else names
+        source = names if is_file else SERVICE_ACCOUNT
         text = without_passwords(" ".join(str(error).split()))
         raise Unusable(f"cannot use {source}: {text}") from None
     except Exception:  # a malformed file may raise anything in the loader
@@ -1058,7 +1065,7 @@ def from_pod(settings: Configuration, connections: int) -> Connection:
     kubeconfig_loader.load_incluster_config(settings)
     settings.proxy = environment_proxy(settings.host)
     files = contents_of(f"{SERVICE_ACCOUNT}/{name}" for name in ("namespace", "token", "ca.crt"))
-    namespace = files[f"{SERVICE_ACCOUNT}/namespace"].decode().strip()
+    namespace = files.get(f"{SERVICE_ACCOUNT}/namespace", b"default").decode().strip()
     return Connection(new_client(settings, connections), namespace, None, files)
 
 
@@ -1156,6 +1163,10 @@ def without_passwords(text: str) -> str:
 
 
 # --- The requests ---
+PLUGIN_RUNS = "the kubeconfig's exec plugin is still running; it may be waiting for a login"
+EXEMPT = "exempt it from that webhook or policy, because the operator relies on it"
+
+
 class Cluster:
     """The requests to one API server. The methods raise ApiError."""
 
@@ -1176,8 +1187,8 @@ class Cluster:
         self.answered = clock()  # when a response last came
         self.changed = clock()  # when a list last showed something new
         self.rejected = False  # whether the server has rejected the credentials
-        self.renewer = ThreadPoolExecutor(1)
         self.renewal: Future[Connection] | None = None
+        self.renewing: Mapping[str, bytes] = {}  # the files' contents when it began
         self.use(connect(context))
 
     def use(self, connection: Connection) -> None:
@@ -1188,27 +1199,26 @@ class Cluster:
         self.server = without_passwords(api.configuration.host)
 
     def reconnect(self) -> None:
-        """Get new credentials if they were rejected or have expired, or if a file has changed. A
+        """Renew the credentials if they were rejected or have expired, or if a file has changed. A
         thread does that: an exec plugin may wait for a login. The old ones are used meanwhile."""
-        current = self.connection
-        if not self.renewal:
-            is_current = (
-                contents_of(current.files) == current.files and time.time() < current.expires
-            )
-            if is_current and not self.rejected:
-                return
-            self.renewal = self.renewer.submit(self.connect, current.context)
-            concurrent.futures.wait([self.renewal], timeout=1)
-        if not self.renewal.done():
-            self.connection = current._replace(complaint="the kubeconfig's exec plugin still runs")
+        current, files = self.connection, contents_of(self.connection.files)
+        is_current = files == current.files and time.time() < current.expires and not self.rejected
+        if is_current and not self.renewal:
             return
-        try:
-            new = self.renewal.result()
-        except Unusable as error:  # a file is missing, or half written
-            new = current._replace(complaint=error.message)
-        self.renewal, self.rejected = None, False
-        if new.complaint:
-            self.connection = current._replace(complaint=new.complaint)
+        if not self.renewal or files != self.renewing:  # nobody waits for an earlier file's plugin
+            self.renewing = files
+            self.renewal = ThreadPoolExecutor(1).submit(self.connect, current.context)
+            concurrent.futures.wait([self.renewal], timeout=1)
+        complaint = PLUGIN_RUNS
+        if self.renewal.done():
+            try:
+                new = self.renewal.result()
+                complaint = new.complaint
+            except Unusable as error:  # a file is missing, or half written
+                complaint = error.message
+            self.renewal, self.rejected = None, False
+        if complaint:
+            self.connection = current._replace(complaint=complaint)
         else:
             self.use(new)
 
@@ -1222,8 +1232,8 @@ class Cluster:
             arguments["dry_run"] = "All"
         code = "error"
         try:
-            call = functools.partial(getattr(resource, verb), namespace=namespace, name=name)
-            code, body = self.send(call, **arguments)
+            arguments |= {"namespace": namespace, "name": name}
+            code, body = self.send(getattr(resource, verb), **arguments)
             return read(body)
         except ApiError as error:
             code = str(error.code or code)
@@ -1250,7 +1260,7 @@ class Cluster:
             self.answered = self.clock()
 
     def outage(self, error: ApiError, verb: str, namespace: str | None) -> str:
-        """The line to log if the cause affects more than one Milvus: what is, and what to do."""
+        """The line to log if the cause affects more than one Milvus: what is wrong, what to do."""
         where, resource = place(namespace), error.resource
         denied = DENIED.match(str(error)) if error.code == 403 else None
         if error.code == 401 or (denied and denied["user"] == "system:anonymous"):
@@ -1258,15 +1268,15 @@ class Cluster:
             advice = self.connection.complaint or "log in again, or renew the token"
             return f"{self.server} rejects the credentials: {advice}"
         if denied and (denied["verb"] or denied["owner"]):
-            right = f"{denied['verb']} {denied['resource']}"
+            needed = f"{denied['verb']} {denied['resource']}"
             if denied["owner"]:
-                right = f"update {PLURAL}/finalizers"
+                needed = f"update {PLURAL}/finalizers"
             advice = "add this permission to the operator's role (see deploy.yaml)"
-            return f"not allowed to {right} in {where}: {advice}"
+            return f"not allowed to {needed} in {where}: {advice}"
         if verb != "list":
             return ""
         if error.code == 0:
-            return f"cannot list from {self.server}: {error}"
+            return f"requests to {self.server} fail: {error}"
         if error.code == 404 and resource == PLURAL:
             advice = "install the CRD with `kubectl apply -f crd.yaml`"
             return f"{self.server} does not serve {PLURAL}.{GROUP}: {advice}"
@@ -1309,7 +1319,8 @@ class Cluster:
         return [item for objects in pages.values() for item in objects]
 
     def snapshot(self, namespace: str | None) -> tuple[list[Obj], list[Obj]]:
-        """Pods that may be ours, and the Milvus resources. These come last: no spec is outdated."""
+        """Pods that may be ours, and the Milvus resources: last, so that no spec is older than the
+        pods."""
         label = f"{MANAGED_BY_LABEL}={MANAGER}"
         found = self.list_all(self.pods, namespace, slim_pod, label_selector=label)
         return found, self.list_all(self.milvuses, namespace, slim_milvus)
@@ -1324,7 +1335,9 @@ class Cluster:
             self.request("create", self.claims, claim, body=claim)
             return True
         if is_ending(present):
-            text = f"claim {name_of(claim)} is being deleted; the pod is created once it is gone"
+            text = (
+                f"claim {name_of(claim)} is being deleted, and the pod must wait until it is gone"
+            )
             raise ApiError(409, text, CLAIM_TERMINATING)
         return False
 
@@ -1332,7 +1345,7 @@ class Cluster:
         """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
         options["query_params"] = [("fieldValidation", "Strict")]
         if lacking := lacks(pod, self.request("create", self.pods, pod, body=pod, **options)):
-            raise ApiError(422, f"admission removes {lacking} from new pods; the operator needs it")
+            raise ApiError(422, f"admission removes or changes {lacking} of new pods: {EXEMPT}")
 
     def check(self, pod: Obj) -> None:
         """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
@@ -1356,7 +1369,7 @@ class Cluster:
         self.request("delete", self.pods, pod, body=body)
 
     def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Take over an orphan, after one more look at the owner, as the ReplicaSet controller does:
+        """Adopt an orphan, after one more look at the owner, as the ReplicaSet controller does:
         the garbage collector deletes the pods of an owner that is gone."""
         now = self.request("get", self.milvuses, milvus)
         if is_ending(now) or uid_of(now) != uid_of(milvus):
@@ -1365,14 +1378,13 @@ class Cluster:
         metadata["ownerReferences"] = [owner_reference(milvus)]
         adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
         if owner_uid(adopted) != uid_of(milvus):
-            text = f"admission removes the owner reference of pod {name_of(pod)}"
+            text = f"admission removes the owner reference of pod {name_of(pod)}: {EXEMPT}"
             raise ApiError(422, text)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
         """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
         body = {"metadata": {"resourceVersion": version_of(milvus)}, "status": status}
-        patch = functools.partial(self.request, "patch", self.milvuses.status)
-        patch(milvus, body=body, content_type=MERGE_PATCH)
+        self.request("patch", self.milvuses.status, milvus, body=body, content_type=MERGE_PATCH)
 
     def create_event(self, event: Obj) -> None:
         self.request("create", self.events, event, body=event)
@@ -1385,13 +1397,15 @@ def place(namespace: str | None) -> str:
 # ---------- The loop: observe, act, observe ----------
 
 BATCH = 20  # actions that one worker carries out for one Milvus; other workers take the rest
+MAX_ACTING = 10  # seconds from the start of a pass, or an interval, in which it acts on its lists
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
 MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
-STATUS = "status"  # what may back off, besides pods
+HEAD_START = 30  # seconds by which a Milvus that was settled comes before those that wait
+STATUS, EVENTS = "status", "events"  # what may back off, besides pods
 
-# What can be written, as the log counts it.
+# What a pass counts; the log shows those that are WRITTEN.
 CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)", "conflict(s)"
 WRITTEN = ("created", "deleted", "adopted", CLAIM_CREATED, STATUS_UPDATED)
 
@@ -1407,8 +1421,8 @@ class Memory:
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
     wake: float = math.inf  # when it is looked at again in any case
-    written: float = -math.inf  # when something was last written (it waits in another order)
-    unreported: float = math.inf  # since when pods change and no status was written (it is written)
+    since: float = math.inf  # when its turn should have come (it waits in another order)
+    unreported: float = math.inf  # since when pods have changed without a status (it is written)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # events (none)
 
@@ -1419,8 +1433,8 @@ class Memory:
         why = error.why()
         if error.reason == "Conflict" and back_off.delay < most:
             why = Reason(PENDING)  # it usually passes
-        back_off = back_off._replace(why=why, outage=error.outage)
-        self.back_offs[key] = back_off._replace(lost=error.code == 0 or error.code >= 500)
+        lost = error.code == 0 or error.code >= 500
+        self.back_offs[key] = back_off._replace(why=why, outage=error.outage, lost=lost)
         return self.back_offs[key]
 
     def waits(self, key: int | str, now: float) -> bool:
@@ -1439,7 +1453,8 @@ class Pass:
     pods: int = 0
     outages: list[str] = field(default_factory=list)
     written: Counter[str] = field(default_factory=Counter)
-    left: int = 0  # Milvus resources that are not finished
+    left: int = 0  # Milvus resources that the next pass goes on with, or a worker still has
+    unfinished: bool = False  # whether the next pass has something to go on with
 
 
 NO_SPEC = Spec(0, None, "")
@@ -1483,17 +1498,19 @@ class Operator:
         self.cluster = cluster
         self.clock = cluster.clock
         self.interval = interval
+        self.acting = min(interval, MAX_ACTING)
+        self.batch = 1 << 30 if cluster.dry_run else BATCH  # a dry run must see all that it did
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
-        self.second_tries = ThreadPoolExecutor(workers // 4) if workers >= 4 else self.workers
+        quarter = max(1, workers // 4)
+        self.second_tries = ThreadPoolExecutor(quarter) if workers > 1 else self.workers
         self.slots = threading.Semaphore(workers)  # for the workers of both kinds
         self.listers = ThreadPoolExecutor(8)
         self.tasks: dict[Future[None], Job] = {}  # of the workers
         self.outcomes: deque[str] = deque()  # what workers have written since the last report
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.unlisted = NEVER_FAILED  # while no list succeeds
-        self.events = NEVER_FAILED  # while events cannot be written
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.progressed = self.good = self.clock()  # when the loop moved; when a good pass ended
         self.stopping = False
@@ -1519,7 +1536,7 @@ class Operator:
     def run_once(self) -> bool:
         """Make passes until one changes nothing; returns whether all went well."""
         for _ in range(MAX_PASSES):
-            this = self.run_pass(math.inf)
+            this = self.run_pass()
             is_done = this.written.total() == this.written[STATUS_UPDATED] and not this.left
             if is_done or self.stopping or self.cluster.dry_run:
                 break
@@ -1531,29 +1548,29 @@ class Operator:
         rolling update waits for pods and not for passes, and later when nothing changes."""
         if self.unlisted.delay:
             return self.unlisted.delay * random.uniform(0.5, 1)
-        quiet = self.clock() - self.cluster.changed
+        quiet = 0 if this.unfinished else self.clock() - self.cluster.changed
         listing = this.listed - this.started
         return min(self.interval, max(0.5, 5 * listing, quiet / 2))
 
-    def run_pass(self, seconds: float | None = None) -> Pass:
-        """Observe everything, and act where something is left to do, for an interval at most."""
+    def run_pass(self) -> Pass:
+        """Observe everything, and act where something is left to do."""
         this = Pass(self.clock())
-        _, error = attempt(self.observe_and_act, this, seconds or self.interval)
+        _, error = attempt(self.observe_and_act, this)
         if error:  # no thread or no memory was left: the next pass may have it
             this.outages += [*self.outages.values(), f"a pass failed: {error}"]
         self.report(this)
         return this
 
-    def observe_and_act(self, this: Pass, seconds: float) -> None:
+    def observe_and_act(self, this: Pass) -> None:
         self.cluster.reconnect()
         busy = self.withdraw()  # before the lists, because what still runs changes what they show
-        jobs = self.observe(this, busy, seconds)
-        # First those that were settled before, then those that have waited longest.
-        jobs.sort(key=lambda job: (not job.memory.settled, job.memory.written))
+        jobs = self.observe(this, busy)
+        jobs.sort(key=lambda job: job.memory.since)
         for job in jobs:
             self.submit(job)
         self.wait_for_workers(this)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
+        this.unfinished = bool(left)
         left |= {uid_of(job.milvus) for task, job in self.tasks.copy().items() if not task.done()}
         this.left = len(left)
 
@@ -1581,13 +1598,13 @@ class Operator:
                 gc.collect()
 
     # --- Observe ---
-    def observe(self, this: Pass, busy: set[str], seconds: float) -> list[Job]:
+    def observe(self, this: Pass, busy: set[str]) -> list[Job]:
         """List all namespaces, side by side. Returns a job for each Milvus that needs one."""
         snapshot = functools.partial(attempt, self.cluster.snapshot)
         lists = list(self.listers.map(snapshot, self.namespaces))
         self.progressed = this.listed = self.clock()
         # However slow the lists are, half of the time is for writes.
-        this.deadline = max(this.started + seconds, 2 * this.listed - this.started)
+        this.deadline = max(this.started + self.acting, 2 * this.listed - this.started)
         jobs = list[Job]()
         for namespace, (found, error) in zip(self.namespaces, lists, strict=True):
             if error:
@@ -1600,16 +1617,17 @@ class Operator:
             known = self.memories.get(namespace, {})
             memories = {uid: known.get(uid) or Memory() for uid in map(uid_of, milvuses)}
             self.memories[namespace] = memories
-            groups = group(pods, memories)
+            groups = group(pods)
             for milvus in milvuses:
-                uid, where = uid_of(milvus), namespace_of(milvus)
-                memory = memories[uid]
-                mine = groups[where, uid] + groups[where, name_of(milvus)]
+                uid = uid_of(milvus)
+                memory, mine = memories[uid], groups[namespace_of(milvus), name_of(milvus)]
                 versions = tuple(map(version_of, (milvus, *mine)))
                 is_settled = memory.settled == versions and this.listed < memory.wake
                 if is_ending(milvus):
                     memory.state, memory.back_offs = "progressing", {}
                 elif not is_settled and uid not in busy:
+                    head_start = HEAD_START if memory.settled else 0
+                    memory.since = min(memory.since, this.listed - head_start)
                     jobs.append(Job(this, milvus, mine, versions, memory))
         self.unlisted = NEVER_FAILED if this.lists else self.unlisted.longer(1, 30, this.listed)
         return jobs
@@ -1633,18 +1651,17 @@ class Operator:
                 job.conflicts[name_of(pod)] = why
         mine, taken = members(milvus, job.pods), {*job.conflicts}
         for ordinal, back_off in memory.back_offs.items():
-            if back_off.why.reason == NAME_CONFLICT and ordinal not in mine:  # not in the lists
+            reason = back_off.why.reason
+            if reason == NAME_CONFLICT or (ordinal in mine and reason in STALLED):
                 taken.add(f"{name_of(milvus)}-{ordinal}")
         job.actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        live: set[int | str] = {STATUS, *(action.ordinal for action in job.actions)}
+        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
         live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
-        may_restart = now >= memory.restart.until
-        job.todo = choose(job.actions, memory.back_offs, may_restart, now)
-        if not self.cluster.dry_run:
-            for start in range(BATCH, len(job.todo), BATCH):
-                self.submit(job, start)
+        job.todo = choose(job.actions, memory.back_offs, now >= memory.restart.until, now)
+        for start in range(self.batch, len(job.todo), self.batch):
+            self.submit(job, start)
 
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
@@ -1660,36 +1677,38 @@ class Operator:
         if error:
             job.memory.state = "failed"
             job.memory.back_off(STATUS, error, self.clock())
+        if not self.is_over(job):
+            job.memory.since = math.inf
 
     def act_and_report(self, job: Job, start: int) -> None:
         memory = job.memory
         if start == 0 and not self.is_over(job):
             self.plan(job)
-        size = len(job.todo) if self.cluster.dry_run else BATCH
-        for action in job.todo[start : start + size]:
-            if self.is_over(job):
-                memory.written = -math.inf  # it comes first in the next pass
+        is_overdue = start == 0 and self.clock() >= memory.unreported + self.acting
+        if is_overdue:  # its pods change in each pass
+            self.tell_all(job)
+        for action in job.todo[start : start + self.batch]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
-                job.unfinished = True
                 break
-            if not memory.waits(action.ordinal, self.clock()):  # not rejected with another one
+            if not memory.waits(
+                action.ordinal, self.clock()
+            ):  # another one's failure may count for it
                 self.act(job, action)
-        is_later = job.changed or len(job.todo) > size  # the next pass sees what came of it
+        is_later = job.changed or len(job.todo) > self.batch  # the next pass sees what came of it
         if is_later:
             memory.unreported = min(memory.unreported, self.clock())
-            job.unfinished = job.unfinished or not job.changed
-        if start == 0 and (not is_later or self.clock() >= memory.unreported + self.interval):
-            self.tell_all(job, not is_later)
-
-    def tell_all(self, job: Job, is_done: bool) -> None:
-        """Write the status and events of a Milvus; leave it alone if nothing more is to be done."""
-        if self.is_over(job):
+        elif not is_overdue:
+            self.tell_all(job)
+        if self.is_over(job) or job.failures >= MAX_FAILURES or (is_later and not job.changed):
             job.unfinished = True
-            return
-        self.write_status(job)
-        self.write_events(job)
-        if is_done and not job.changed and not job.unfinished:
+        elif not job.changed and not is_overdue:
             self.settle(job)
+
+    def tell_all(self, job: Job) -> None:
+        """Write the status and the events of a Milvus."""
+        if not self.is_over(job):
+            self.write_status(job)
+            self.write_events(job)
 
     def is_over(self, job: Job) -> bool:
         """Whether no write may begin."""
@@ -1699,8 +1718,6 @@ class Operator:
         """Leave a Milvus alone until something about it changes, or a back-off ends."""
         memory = job.memory
         back_offs = [*dict(memory.back_offs).values(), memory.restart]
-        if memory.news:
-            back_offs.append(self.events)
         times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
         memory.wake = min(times, default=math.inf)
         memory.settled = job.versions
@@ -1708,7 +1725,7 @@ class Operator:
     def act(self, job: Job, action: Action) -> None:
         """Carry out one action, and record what came of it."""
         memory = job.memory
-        memory.written, memory.settled = self.clock(), ()
+        memory.settled = ()
         _, error = attempt(self.carry_out, job, action)
         if not error:
             memory.back_offs.pop(action.ordinal, None)
@@ -1768,7 +1785,8 @@ class Operator:
 
     def record_success(self, job: Job, action: Action) -> None:
         memory, name = job.memory, pod_name(job.milvus, action.ordinal)
-        if action.verb == "restart" and self.clock() >= memory.restart.until:
+        is_first = self.clock() >= memory.restart.until
+        if action.verb == "restart" and is_first and not self.cluster.dry_run:
             memory.restart = memory.restart.longer(10, 300, self.clock())
         self.outcomes.append(DONE[action.verb])
         memory.news.setdefault((action.verb, action.reason, False), []).append(name)
@@ -1781,9 +1799,10 @@ class Operator:
         back_off = memory.back_off(action.ordinal, error, self.clock())
         job.failures += 1
         reason = back_off.why.reason
+        is_accepted = memory.accepted == job.spec.template_hash
+        is_check = action.verb == "replace" and reason == INVALID and not is_accepted
         if reason == INVALID:
             memory.accepted = ""
-        is_check = action.verb == "replace" and reason == INVALID
         if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
             for other in job.actions:
                 if other.verb == action.verb:
@@ -1836,7 +1855,7 @@ class Operator:
             return
         text = f"{reason}: {message}"
         if reason == RECONCILED:
-            text = message = f"problem resolved: {before.get('reason')}"
+            text = message = f"{before.get('reason')} no longer applies"
         is_warning = reconciled["status"] == "False"
         level = logging.WARNING if is_warning else logging.INFO
         tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
@@ -1844,25 +1863,21 @@ class Operator:
 
     def write_events(self, job: Job) -> None:
         """Write what is new as events, on which nothing depends."""
-        memory, milvus, cluster = job.memory, job.milvus, self.cluster
+        memory, milvus = job.memory, job.milvus
         for key in list(memory.news)[:-MAX_NEWS]:
             del memory.news[key]
         for key in list(memory.news):
-            if self.is_over(job):
-                job.unfinished = True
-                return
-            if self.clock() < self.events.until:
+            if self.is_over(job) or memory.waits(EVENTS, self.clock()):
                 return
             reason, note, is_warning = key
             if names := memory.news[key]:
                 reason, note = DONE[reason].capitalize(), sentence(reason, names, note)
             event = new_event(milvus, reason, note, is_warning, timestamp("microseconds"))
-            _, error = attempt(cluster.create_event, event)
+            _, error = attempt(self.cluster.create_event, event)
             if error and (error.outage or error.is_transient):
-                self.events = self.events.longer(1, 300, self.clock())
-                self.events = self.events._replace(outage=error.outage)
+                memory.back_off(EVENTS, error, self.clock())
                 return
-            self.events = NEVER_FAILED
+            memory.back_offs.pop(EVENTS, None)
             del memory.news[key]
 
     def report(self, this: Pass) -> None:
@@ -1870,8 +1885,6 @@ class Operator:
         while self.outcomes:
             this.written[self.outcomes.popleft()] += 1
         states = Counter[str]()
-        if self.events.outage:
-            this.outages.append(self.events.outage)
         for memory in self.all_memories():
             states[memory.state] += 1
             this.outages += (some.outage for some in list(memory.back_offs.values()) if some.outage)
@@ -1880,7 +1893,7 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} Milvus resource(s) left" if this.left else ""
+        left = f", {this.left} left for the next pass" if this.left else ""
         total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
@@ -1891,7 +1904,8 @@ class Operator:
             MILVUSES.labels(state).set(states[state])
 
     def report_outages(self, lines: list[str]) -> None:
-        """Log what has begun and what has ended. What is before the colon says what is the same."""
+        """Log what has begun and what has ended. Lines that agree up to the first ": " are one
+        outage."""
         outages = {line.partition(": ")[0]: line for line in lines}
         for key, line in outages.items():
             if key not in self.outages:
@@ -1969,6 +1983,13 @@ class HealthServer(socketserver.ThreadingTCPServer):
     request_queue_size = 128
     clients: ClassVar[deque[socket.socket]] = deque()
 
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)  # without file handles, it would be asked again immediately
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         self.clients.append(request)
         if len(self.clients) > MAX_CLIENTS:
@@ -2012,7 +2033,7 @@ def namespace_names(
     ]  # OLM joins them by commas
     for name in names:
         if len(name) > 63 or not DNS_LABEL.fullmatch(name):
-            raise click.BadParameter(f"{name!r} is not the name of a namespace")
+            raise click.BadParameter(f"{name!r} is not a valid namespace name")
     return tuple(dict.fromkeys(names))
 
 
@@ -2025,6 +2046,7 @@ def end_on_signal(operator: Operator) -> None:
     def end() -> None:
         signals.get()
         operator.finish()
+        threading.Timer(0.5, os._exit, [0]).start()  # nobody may be reading the log
         log.info("stopped")
         os._exit(0)  # a request that hangs must not delay the exit
 
@@ -2077,8 +2099,8 @@ def start_log(verbose: bool, log_format: str) -> None:
     multiple=True,
     callback=namespace_names,
     envvar="MILVUS_OPERATOR_NAMESPACE",
-    help="Namespace to manage; can be repeated. Default: that of the kubeconfig's context or, in a "
-    "pod, of the pod.",
+    help="Namespace to manage; can be repeated. Default: the namespace of the kubeconfig's context "
+    "or, in a pod, the pod's own.",
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
 @click.option(
@@ -2093,8 +2115,8 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option(
     "--once",
     is_flag=True,
-    help="Do everything that can be done now, then exit: 0, or 1 if anything failed. Does not wait "
-    "for pods, nor finish a rolling update.",
+    help="Do everything that can be done now, then exit with code 0, or 1 if a list failed or a "
+    "Milvus has a problem. Does not wait for pods or finish a rolling update.",
 )
 @click.option(
     "--dry-run",
@@ -2139,8 +2161,8 @@ def main(
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
-    It works in passes: a pass lists the resources and their pods, decides what is wrong, and writes
-    it.
+    It works in passes: a pass lists the resources and their pods, decides what to change, and
+    changes it.
 
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
@@ -2158,17 +2180,22 @@ def main(
     everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
     managed = namespaces or [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
-    end_on_signal(operator)
     often = "once" if once else f"a pass every {interval:g} s"
     where = ", ".join(map(place, managed))
     what = f"{where}, {often}, server {cluster.server}{cluster.would}"
     log.info("%s %s: %s", MANAGER, __version__, what)
-    if options["health_port"]:
-        serve_health(operator, options["health_port"])
+    try:
+        end_on_signal(operator)
+        if options["health_port"]:
+            serve_health(operator, options["health_port"])
+    except RuntimeError as error:
+        raise Unusable(f"cannot start a thread: {error}") from None
     if once:
         code = 0 if operator.run_once() else 1
-        os._exit(code)  # an exec plugin that waits must not delay the exit
-    operator.run()
+        if not operator.stopping:
+            os._exit(code)  # an exec plugin that waits must not delay the exit
+    else:
+        operator.run()
     threading.Event().wait()  # until the thread that got the signal has ended the process
 
 

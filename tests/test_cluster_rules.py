@@ -90,7 +90,7 @@ def test_a_policy_that_removes_the_fingerprint_makes_no_loop(kube: Kube, wire: W
         make_pass(operator)
         clock.skip(5)
     assert kube.condition("Reconciled")["reason"] == "Invalid"
-    assert "admission removes its annotation" in kube.condition("Reconciled")["message"]
+    assert "admission removes or changes the annotation" in kube.condition("Reconciled")["message"]
     assert [verb for verb in wire.verbs() if verb.startswith("DELETE")] == []
     drop(kube, kind)
 

@@ -58,8 +58,8 @@ def nowhere(tmp_path: Path) -> str:
         ("--workers 0", "0 is not in the range 1<=x<=256"),
         ("--health-port 70000", "70000 is not in the range"),
         ("--log-format xml", "'xml' is not one of 'text', 'json'"),
-        ("-n ../x", "'../x' is not the name of a namespace"),
-        ("-n=", "'=' is not the name of a namespace"),
+        ("-n ../x", "'../x' is not a valid namespace name"),
+        ("-n=", "'=' is not a valid namespace name"),
         ("--bogus", "No such option"),
         ("surplus", "Got unexpected extra argument (surplus)"),
     ],
@@ -138,7 +138,7 @@ def test_once_exits_1_if_a_milvus_could_not_be_served(kube: Kube, command: Start
     kube.create_pod("x-0")
     kube.create("x")
     kube.create("y")
-    conflict = "NameConflict: pod x-0 exists and belongs to no Milvus, so it is left alone"
+    conflict = "NameConflict: pod x-0 already exists and has no controller, so the operator does not touch it"
     fails(command("--once"), 1, f"WARNING milvus {kube.ns}/x: {conflict}")
     assert kube.names() == ["x-0", "y-0"]
 
@@ -326,8 +326,8 @@ def test_an_unreachable_server_is_told_once_and_retried(
     wire.fault = fault
     kube.create()
     process = command("--kubeconfig", file, "--interval", "0.1")
-    process.says(f"ERROR   cannot list from {wire.url}: ")
-    process.says(f"INFO    resolved: cannot list from {wire.url}\n")
+    process.says(f"ERROR   requests to {wire.url} fail: ")
+    process.says(f"INFO    resolved: requests to {wire.url} fail\n")
     kube.ready("x-0")
     assert process.stop() == 0
     assert process.log.count("ERROR") == 1, process.log
@@ -345,7 +345,7 @@ def test_an_unreachable_server_with_once_exits_1(
 ) -> None:
     (tmp_path / "config").write_text(Path(nowhere).read_text().replace(NOWHERE, server))
     process = Command("--kubeconfig", str(tmp_path / "config"), "--once")
-    fails(process, 1, f"ERROR   cannot list from {server}: {words}")
+    fails(process, 1, f"ERROR   requests to {server} fail: {words}")
 
 
 @pytest.mark.parametrize("token", ["a\nb", "\u2603"])

@@ -55,7 +55,7 @@ def unscheduled(name: str, because: str) -> Obj:
         ("a failed pod that is ending is waited for", 1, "x-0 failed ending", ""),
         ("a failed pod is deleted first", 1, "x-0 failed", "restart x-0"),
         ("a succeeded pod, too", 1, "x-0 succeeded", "restart x-0"),
-        ("deletes come first", 2, "x-1 failed, x-2", "delete x-2, create x-0, restart x-1"),
+        ("deletes come first", 2, "x-1 failed, x-2", "delete x-2, restart x-1, create x-0"),
         ("a starting pod needs nothing", 1, "x-0 starting", ""),
         ("a stranger is left alone", 3, "x-0, x-1 stranger", "create x-2"),
         ("a stranger with our name and no owner", 1, "x-0 orphan unlabelled", ""),
@@ -195,12 +195,14 @@ def test_a_pod_whose_claim_is_gone_is_restarted(because: str, expected: str) -> 
         (pod("x-0", "failed"), "Failed"),
         (pod("x-0", "failed", reason="Evicted"), "Failed (Evicted)"),
         (pod("x-0", "old"), "outdated template"),
-        (unscheduled("x-0", '"data-x-0" not found'), "claim data-x-0 is gone"),
+        (unscheduled("x-0", '"data-x-0" not found'), "claim data-x-0 is gone or being deleted"),
         (pod("x-0", "orphan"), "no controller, but the name and labels of a pod of this Milvus"),
     ],
 )
 def test_each_action_has_its_reason(there: Obj, reason: str) -> None:
-    actions = mo.decide(milvus(1), read(milvus(1)), [there], [])
+    stored = milvus(1, storage={"size": "1Gi"})
+    there["metadata"]["annotations"].setdefault(mo.TEMPLATE_HASH, "")
+    actions = mo.decide(stored, read(stored), [there], [])
     assert [action.reason for action in actions if action.pod] == [reason]
 
 
@@ -210,11 +212,11 @@ def test_each_action_has_its_reason(there: Obj, reason: str) -> None:
 @pytest.mark.parametrize(
     ("there", "whose"),
     [
-        ("x-1 stranger", "ReplicaSet web"),
-        ("x-1 of-y", "Milvus y"),
-        ("x-1 of-milvus.io", "Milvus x"),
-        ("x-1 orphan unlabelled", "no Milvus"),
-        ("x-1 orphan unmanaged", "no Milvus"),
+        ("x-1 stranger", "belongs to ReplicaSet web"),
+        ("x-1 of-y", "belongs to Milvus y"),
+        ("x-1 of-milvus.io", "belongs to Milvus x"),
+        ("x-1 orphan unlabelled", "has no controller"),
+        ("x-1 orphan unmanaged", "has no controller"),
         ("x-1 stranger ending", None),
         ("x-1 earlier", None),
         ("x-1 orphan", None),
@@ -226,8 +228,9 @@ def test_each_action_has_its_reason(there: Obj, reason: str) -> None:
 def test_a_stranger_with_a_desired_name_is_a_conflict(there: str, whose: str | None) -> None:
     (found,) = pods(there)
     conflict = mo.conflict_with(milvus(3), read(milvus(3)), found)
-    advice = "delete it (the operator retries within 5 minutes), or give the Milvus another name"
-    text = f"pod x-1 exists and belongs to {whose}, so it is left alone: {advice}"
+    advice = "delete it (the operator retries within 5 minutes), or create the Milvus under "
+    advice += "another name"
+    text = f"pod x-1 already exists and {whose}, so the operator does not touch it: {advice}"
     assert conflict == (mo.Reason("NameConflict", text) if whose else None)
 
 
@@ -235,24 +238,23 @@ def test_the_conflict_with_our_pod_that_lost_its_labels_says_how_to_restore_them
     conflict = mo.conflict_with(milvus(3), read(milvus(3)), pod("x-1", "unmanaged"))
     assert conflict == mo.Reason(
         "NameConflict",
-        "pod x-1 has lost its labels; restore them: kubectl label --overwrite pod x-1 "
+        "pod x-1 has lost its labels; restore them: kubectl label --overwrite -n ns pod x-1 "
         "app.kubernetes.io/name=milvus app.kubernetes.io/instance=x "
         "app.kubernetes.io/managed-by=milvus-polling-operator",
     )
 
 
-def test_a_milvus_is_given_its_own_pods_and_those_that_only_its_name_points_to() -> None:
+def test_a_milvus_is_given_its_own_pods_and_those_that_have_its_names() -> None:
     """Names, and even the UIDs of owners, may be the same in several namespaces."""
     elsewhere = pod("x-0")
     elsewhere["metadata"]["namespace"] = "other"
     there = [*pods("x-1, x-2 orphan, x-3 of-y, y-0 of-y, x-4 unlabelled"), elsewhere]
-    groups = mo.group(there, {"uid-of-x", "uid-of-y"})
+    groups = mo.group(there)
     named = {key: [mo.name_of(pod) for pod in groups[key]] for key in groups}
     assert named == {
-        ("ns", "uid-of-x"): ["x-1", "x-4"],
-        ("ns", "x"): ["x-2"],
-        ("ns", "uid-of-y"): ["x-3", "y-0"],
-        ("other", "uid-of-x"): ["x-0"],
+        ("ns", "x"): ["x-1", "x-2", "x-3", "x-4"],
+        ("ns", "y"): ["y-0"],
+        ("other", "x"): ["x-0"],
     }
 
 
@@ -261,11 +263,11 @@ def test_a_milvus_is_given_its_own_pods_and_those_that_only_its_name_points_to()
     [
         ("x-0", ""),
         ("x-0 unnumbered", ""),
-        ("x-0 orphan", "its owner reference"),
-        ("x-0 loose", "its owner reference"),
-        ("x-0 unmanaged", "its labels"),
-        ("x-0 old", "its annotation zilliz.com/template-hash"),
-        ("x-0 bare", "its annotation zilliz.com/template-hash"),
+        ("x-0 orphan", "the owner reference"),
+        ("x-0 loose", "the owner reference"),
+        ("x-0 unmanaged", "the labels"),
+        ("x-0 old", "the annotation zilliz.com/template-hash"),
+        ("x-0 bare", "the annotation zilliz.com/template-hash"),
     ],
 )
 def test_what_admission_has_removed_from_a_pod_is_noticed(there: str, lacking: str) -> None:
@@ -498,8 +500,9 @@ def test_a_refusal_is_reported_in_both_conditions_in_its_own_words() -> None:
 def test_stalled_is_present_while_somebody_has_to_act(reason: str, stalled: bool) -> None:
     before = milvus(2)
     found = conditions(before, pods("x-0"), x_1=mo.Reason(reason, "why"))
-    assert found["Reconciled"] == ("False", reason, "why")
-    assert found.get("Stalled") == (("True", reason, "why") if stalled else None)
+    said = "pod x-1: why" if reason == "APIError" else "why"
+    assert found["Reconciled"] == ("False", reason, said)
+    assert found.get("Stalled") == (("True", reason, said) if stalled else None)
     refused = {"x-1": mo.Reason(reason, "why")}
     before["status"] = mo.status_of(before, read(before), pods("x-0"), refused, NOW)
     healed = conditions(before, pods("x-0, x-1"))
@@ -528,7 +531,7 @@ def test_of_several_refusals_the_same_one_is_reported_in_any_order(order: tuple[
 
 
 def test_a_long_message_is_cut() -> None:
-    found = conditions(milvus(1), [], x_0=mo.Reason("APIError", "a" * 2000))
+    found = conditions(milvus(1), [], x_0=mo.Reason("Invalid", "a" * 2000))
     assert found["Reconciled"][2] == "a" * 1024
 
 
@@ -671,7 +674,7 @@ def test_a_list_that_fails_is_an_outage_of_its_own_resource() -> None:
     crd = "does not serve milvuses.zilliz.com: install the CRD with `kubectl apply -f crd.yaml`"
     assert outage(404, "no", "list", "milvuses") == f"http://localhost {crd}"
     assert outage(404, "no", "list") == "cannot list pods in namespace ns: HTTP 404: no"
-    assert outage(0, "refused", "list") == "cannot list from http://localhost: refused"
+    assert outage(0, "refused", "list") == "requests to http://localhost fail: refused"
 
 
 ENDING = "NamespaceTerminating"

@@ -24,8 +24,8 @@ def test_events_tell_the_story() -> None:
     world.change("x", replicas=3)
     world.settle()
     conflict = (
-        "NameConflict: pod x-1 exists and belongs to no Milvus, so it is left alone: delete it "
-        "(the operator retries within 5 minutes), or give the Milvus another name"
+        "NameConflict: pod x-1 already exists and has no controller, so the operator does not touch it: delete it "
+        "(the operator retries within 5 minutes), or create the Milvus under another name"
     )
     assert world.events() == [
         "Created: created pods x-0, x-1",
@@ -38,9 +38,9 @@ def test_events_tell_the_story() -> None:
         "Created: created pod x-0",
         conflict,
         "Created: created pods x-1, x-2",
-        "Reconciled: problem resolved: NameConflict",
+        "Reconciled: NameConflict no longer applies",
     ]
-    assert "milvus test/x: problem resolved: NameConflict" in world.log
+    assert "milvus test/x: NameConflict no longer applies" in world.log
     types = {event["type"] for event in world.server.all_of("events") if "Name" in event["reason"]}
     assert types == {"Warning"}
 

@@ -88,7 +88,7 @@ def test_an_unreachable_server_does_not_cause_a_restart(
     port = free_ports(1)[0]
     file = kubeconfig(tmp_path / "config", kube.plane, server="https://127.0.0.1:1")
     process = command("--kubeconfig", file, "--health-port", str(port))
-    process.says("cannot list from")
+    process.says("requests to")
     assert http_get(port, "/healthz") == (200, "ok\n")
     code, text = http_get(port, "/readyz")
     assert (code, text) == (503, "not every namespace has been listed yet\n")

@@ -105,7 +105,7 @@ def test_a_list_that_ends_early_is_an_error(resource: str) -> None:
         world.forget()
         assert not world.operator.run_once(), cut
         (line,) = world.troubles
-        assert line.startswith("cannot list from http://memory: "), cut
+        assert line.startswith("requests to http://memory fail: "), cut
         assert world.writes() == []
 
 

@@ -29,7 +29,9 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on() -> None:
     assert world.pods() == ["x-0", "x-1", "x-2", "y-0"]
     assert touched(world, "x-1") == []
     assert world.reason() == world.reason(kind="Stalled") == "NameConflict"
-    assert world.message().startswith("pod x-1 exists and belongs to no Milvus, so it is left")
+    assert world.message().startswith(
+        "pod x-1 already exists and has no controller, so the operator"
+    )
     world.remove("pods", "x-2")
     world.passes()
     assert "x-2" in world.pods(), "while the conflict lasts"
@@ -215,8 +217,8 @@ def test_a_pod_of_ours_that_lost_its_labels_is_a_conflict_that_says_what_to_rest
     assert world.uids() == before
     assert world.reason() == "NameConflict"
     command = world.message().partition("restore them: ")[2]
-    assert command.startswith("kubectl label --overwrite pod x-0 ")
-    world.patch("pods", "x-0", labels=dict(part.split("=") for part in command.split()[5:]))
+    assert command.startswith("kubectl label --overwrite -n test pod x-0 ")
+    world.patch("pods", "x-0", labels=dict(part.split("=") for part in command.split()[7:]))
     world.settle()
     assert world.uids() == before
     assert world.reason() == "Reconciled"

@@ -193,7 +193,7 @@ def test_a_pass_ends_when_the_next_one_is_due_and_that_one_continues() -> None:
     world.server.delay("create", "pods", 0.3)
     assert world.operator.run_pass().left == 1
     assert world.names("create", "pods") == ["x-0", "x-1"], "at 0 s and at 0.3 s"
-    assert any(", 1 Milvus resource(s) left, " in line for line in world.log)
+    assert any(", 1 left for the next pass, " in line for line in world.log)
     world.clock.advance(0.5)
     world.passes(20)
     assert len(world.pods()) == 30

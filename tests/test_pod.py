@@ -137,7 +137,7 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
 
 PROXY = "proxy.port cannot be changed: the ports of the pod depend on it"
 METRICS = PROXY.replace("proxy", "metrics")
-TYPO = "it looks like settings, but it is not a YAML mapping"
+TYPO = "this looks like a setting, but the text is not a YAML mapping"
 LIST = "a list may hold only scalars, not mappings or lists"
 NO_NAME = "a key must be a non-empty string"
 ALIAS = "anchors and aliases are not allowed: write the value instead"
@@ -158,7 +158,7 @@ WIDE = "? " + "k" * 60_000 + "\n: {" + ",".join(f"a{i}" for i in range(900)) + "
         ("- a: 1", f", line 1: {TYPO}"),
         ("- a=1", f", line 1: {TYPO}"),
         ("'a: 1'", f", line 1: {TYPO}"),
-        ("|\n  a: 1", f", line 1: {TYPO}"),
+        ("|\n  a: 1", f", line 2: {TYPO}"),
         ("[a, {b: 1}]", f", line 1: {TYPO}"),
         ("proxy: {port: 1}", f", line 1: {PROXY}"),
         ("a: 1\nPROXY_PORT: 1", f", line 2: {PROXY}"),

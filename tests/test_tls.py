@@ -86,7 +86,7 @@ def test_an_invalid_certificate_is_refused_with_the_reason(
     assert process.end() == 1
     (line,) = (line for line in process.log.splitlines() if "ERROR" in line)
     assert re.search(
-        f"cannot list from https://127.0.0.1:.*certificate verify failed: ({reason})", line
+        f"requests to https://127.0.0.1:.* fail: .*certificate verify failed: ({reason})", line
     )
     assert "Traceback" not in process.log
     assert kube.names() == []

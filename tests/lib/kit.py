@@ -231,13 +231,13 @@ def operator_of(file: str, kube: Kube, clock: Clock | None = None) -> mo.Operato
 
 def make_pass(operator: mo.Operator) -> bool:
     """Make one pass; returns whether no list failed and no outage stands."""
-    return not operator.run_pass(60).outages
+    return not operator.run_pass().outages
 
 
 def settle(operator: mo.Operator, passes: int = 40) -> None:
     """Make passes until one finds nothing to write."""
     for _ in range(passes):
-        this = operator.run_pass(60)
+        this = operator.run_pass()
         if not this.left and not this.written:
             return
         time.sleep(0.1)  # for the kubelets
