@@ -648,8 +648,7 @@ OUTDATED = "outdated template"
 
 def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; `taken` are the names of pods that others hold, which may not be listed, or
-    that the server does not let us delete."""
+    one of its names; `taken` are the names that others hold, by pods that may not be listed."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -671,13 +670,13 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
         elif is_ending(current):
             all_ready = False
         elif reason := why_restart(milvus, ordinal, current):
-            all_ready = all_ready and name in taken
+            all_ready = False
             is_outdated = template_hash_of(current) != spec.template_hash
             verb = "replace" if is_outdated else "restart"
             actions.append(Action(verb, ordinal, current, reason))
         else:
             running[ordinal] = current
-            all_ready = all_ready and (is_ready(current) or name in taken)
+            all_ready = all_ready and is_ready(current)
     return actions + roll(running, spec.template_hash, all_ready)
 
 
@@ -1498,8 +1497,9 @@ class Operator:
         self.cluster = cluster
         self.clock = cluster.clock
         self.interval = interval
-        self.acting = min(interval, MAX_ACTING)
-        self.batch = 1 << 30 if cluster.dry_run else BATCH  # a dry run must see all that it did
+        self.acting, self.batch = min(interval, MAX_ACTING), BATCH
+        if cluster.dry_run:  # no later pass could tell what is left
+            self.acting, self.batch = math.inf, 1 << 30
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
@@ -1571,6 +1571,7 @@ class Operator:
         self.wait_for_workers(this)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
         this.unfinished = bool(left)
+        left |= busy  # also what has ended since: the next pass sees what came of it
         left |= {uid_of(job.milvus) for task, job in self.tasks.copy().items() if not task.done()}
         this.left = len(left)
 
@@ -1651,8 +1652,7 @@ class Operator:
                 job.conflicts[name_of(pod)] = why
         mine, taken = members(milvus, job.pods), {*job.conflicts}
         for ordinal, back_off in memory.back_offs.items():
-            reason = back_off.why.reason
-            if reason == NAME_CONFLICT or (ordinal in mine and reason in STALLED):
+            if back_off.why.reason == NAME_CONFLICT:  # with a pod that is not in the lists
                 taken.add(f"{name_of(milvus)}-{ordinal}")
         job.actions = decide(milvus, spec, job.pods, taken)
         # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
@@ -1699,9 +1699,10 @@ class Operator:
             memory.unreported = min(memory.unreported, self.clock())
         elif not is_overdue:
             self.tell_all(job)
-        if self.is_over(job) or job.failures >= MAX_FAILURES or (is_later and not job.changed):
+        is_cut = self.is_over(job) or job.failures >= MAX_FAILURES or is_overdue
+        if is_cut or (is_later and not job.changed):
             job.unfinished = True
-        elif not job.changed and not is_overdue:
+        elif not job.changed:
             self.settle(job)
 
     def tell_all(self, job: Job) -> None:

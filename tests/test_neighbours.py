@@ -57,24 +57,6 @@ def test_a_delete_that_is_rejected_as_invalid_does_not_stop_the_roll_of_the_othe
     assert world.images() == ["milvus:2", "milvus:2", "milvus:1"]
 
 
-@pytest.mark.parametrize("phase", ["not ready", "failed"])
-def test_a_broken_pod_that_cannot_be_deleted_does_not_stop_the_roll(phase: str) -> None:
-    world = at_rest(milvus("x", replicas=3))
-    world.server.refuse("delete", "pods", 403, "denied", name="x-0")
-    if phase == "failed":
-        world.server.fail("x-0")
-    else:
-        world.server.set_pod("x-0", ready=False)
-    world.change("x", image="milvus:2")
-    for _ in range(60):
-        world.passes()
-        world.server.finish_deletions()
-        for name in ("x-1", "x-2"):
-            if name in world.pods():
-                world.server.set_pod(name, ready=True)
-    assert world.images() == ["milvus:1", "milvus:2", "milvus:2"]
-
-
 def test_an_evicted_pod_is_replaced_though_many_others_are_refused() -> None:
     world = at_rest(milvus("x", replicas=60, storage={"size": "1Gi"}))
     for number in range(50):

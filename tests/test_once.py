@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tests.lib.front import ERRORS, Request
 from tests.lib.world import World, at_rest, metric, milvus
 
 
@@ -113,6 +115,35 @@ def test_once_without_threads_fails_without_a_traceback(monkeypatch: pytest.Monk
 
 
 # --- Dry runs ---
+def test_once_fails_if_a_create_times_out_only_in_a_later_pass() -> None:
+    world = World(milvus("x"), interval=0.3)
+    started = time.monotonic()
+    world.operator.clock = world.operator.cluster.clock = lambda: time.monotonic() - started
+
+    def hang(request: Request) -> None:
+        time.sleep(1.5)
+        raise ERRORS["timeout"]()
+
+    world.server.when("create", "pods", hang)
+    assert not world.operator.run_once()
+    assert world.reason() == "APIError"
+
+
+def test_once_fails_if_the_last_creates_are_refused_after_an_overdue_status() -> None:
+    world = World(milvus("x", replicas=12), workers=1)
+    world.server.quota = {"pods": 10}
+    world.server.delay("create", "pods", 1)
+    assert not world.operator.run_once()
+    assert world.reason() == "QuotaExceeded"
+
+
+def test_a_dry_run_takes_as_long_as_it_needs() -> None:
+    world = World(milvus("x", replicas=30), workers=1, dry_run=True)
+    world.server.delay("create", "pods", 1)
+    assert world.operator.run_once()
+    assert len([line for line in world.log if line.startswith("created pod")]) == 30
+
+
 def test_a_dry_run_writes_nothing_and_says_what_would_be_done() -> None:
     world = at_rest(milvus("x", replicas=3), milvus("z"))
     stored: dict[str, Any] = {"storage": {"size": "1Gi"}}

@@ -196,3 +196,18 @@ def test_pods_in_an_etcd_of_their_own_are_rolled_and_scaled() -> None:
         world.settle()
         assert world.pods() == ["x-0"]
         assert world.condition("x", "Ready")["status"] == "True"
+
+
+def test_a_create_that_was_refused_does_not_let_the_roll_go_on_before_the_pod_is_ready() -> None:
+    """As with a quota that was used up, while another replica of the operator creates the pod."""
+    world = at_rest(milvus("x", replicas=3))
+    other = world.new_operator()
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.server.quota = {"pods": 2}
+    world.passes()
+    world.server.quota = {}
+    other.run_pass()
+    world.passes(3)
+    assert world.images() == ["milvus:1", "milvus:1", "milvus:2"]
