@@ -9,8 +9,8 @@ plain dicts decide what each Milvus needs. Workers, which are threads, carry it 
 delete pods, then write the status and events. The operator does not guess what a write has changed:
 the next pass lists again, and soon, because something changed.
 
-What is kept between passes only saves work. Names are fixed, every delete carries a UID, and every
-decision starts from fresh lists, so a write that is lost or repeated does no harm.
+What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
+a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
 
 In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as dicts,
 as in their JSON. To learn how an operator works, read `decide` and then `Operator.run_pass`.
