@@ -39,32 +39,6 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on() -> None:
     assert world.reason() == "Reconciled"
 
 
-def test_a_pod_of_another_owner_with_all_our_labels_is_left_alone_too() -> None:
-    world = World(milvus("x", replicas=2))
-    reference = {"apiVersion": mo.API_VERSION, "kind": "Milvus", "name": "x", "uid": "another"}
-    reference["apiVersion"] = "milvus.io/v1beta1"
-    world.add(pod("x-0", reference, labels=LABELS))
-    world.passes(3)
-    assert world.reason() == "NameConflict"
-    for change in ({"image": "milvus:2"}, {"replicas": 0}):
-        world.change("x", **change)
-        world.settle()
-    assert touched(world, "x-0") == []
-    assert world.pods() == ["x-0"]
-
-
-def test_a_pod_with_our_name_and_owner_in_another_namespace_is_ignored() -> None:
-    world = World(milvus("x"), namespaces=[None])
-    world.passes()
-    (mine,) = world.server.all_of("pods")
-    metadata = {key: mine["metadata"][key] for key in ("labels", "ownerReferences")}
-    world.add(pod("x-0", namespace="other", **metadata))
-    world.add(pod("x-1", namespace="other", **metadata))
-    world.settle()
-    assert len(world.pods()) == 3
-    assert [one.namespace for one in world.writes() if one.namespace != "test"] == []
-
-
 # --- Pods that come and go ---
 def test_an_ending_stranger_is_waited_for_and_is_no_conflict() -> None:
     world = World(milvus("x"))

@@ -33,7 +33,6 @@ def test_scaling_adds_and_deletes_the_highest_ordinals() -> None:
         world.settle()
         assert world.pods() == [f"x-{number}" for number in range(replicas)]
     assert world.names("delete", "pods") == ["x-3", "x-2"]
-    assert "deleted pod test/x-3: spec.replicas is 2" in world.log
     assert world.uid("x-0") == before
     world.change("x", replicas=0)
     world.settle()
@@ -132,11 +131,14 @@ def test_the_next_pass_comes_after_half_the_time_since_the_last_change() -> None
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])
-def test_slow_lists_are_made_less_often(takes: float, starts: list[float]) -> None:
+def test_slow_lists_are_made_less_often_and_leave_time_for_writes(
+    takes: float, starts: list[float]
+) -> None:
     """After five times what they take, but at most the interval or when the last pass is over."""
     world = World(milvus("x"), interval=5)
     world.server.delay("list", "pods", takes)
     assert world.run(10) == starts
+    assert world.pods() == ["x-0"]
 
 
 # --- How many Milvus, and many pods, share the passes ---
@@ -149,13 +151,6 @@ def test_a_pass_ends_when_the_next_one_is_due_and_what_it_leaves_comes_first_the
     world.clock.advance(0.5)
     world.passes(3)
     assert world.names("create", "pods") == ["a-0", "a-1", "a-2", "a-3", "b-0", "b-1", "b-2", "b-3"]
-
-
-def test_however_slow_the_lists_are_there_is_time_for_writes() -> None:
-    world = World(milvus("x"), interval=1)
-    world.server.delay("list", "milvuses", 5)
-    world.passes()
-    assert world.pods() == ["x-0"]
 
 
 def test_no_status_is_written_after_the_end_of_a_pass() -> None:
