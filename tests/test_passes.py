@@ -10,46 +10,27 @@ import pytest
 from tests.lib.world import World, at_rest, milvus
 
 
-def test_missing_pods_are_created_and_the_status_says_when_they_are_ready() -> None:
-    world = World(milvus("x", replicas=3, milvusSpec="this is milvus spec"))
+def test_pods_are_created_scaled_and_waited_for_as_the_status_says() -> None:
+    world = World(milvus("x", replicas=1, milvusSpec="this is milvus spec"))
     world.passes(2)
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-    assert world.reason(kind="Ready") == "Pending"
-    world.server.run_pods()
-    world.passes()
-    assert world.condition("x", "Ready")["status"] == "True"
-    assert world.reason() == "SpecIsText"
-    before = world.uids()
-    world.remove("pods", "x-0")
-    world.settle()
-    assert world.uids().items() - before.items() == {("x-0", world.uid("x-0"))}
-
-
-def test_scaling_adds_and_deletes_the_highest_ordinals() -> None:
-    world = at_rest(milvus("x", replicas=1))
-    before = world.uid("x-0")
+    assert (world.reason(), world.reason(kind="Ready")) == ("SpecIsText", "Pending")
+    first = world.uid("x-0")
     for replicas in (4, 2):
         world.change("x", replicas=replicas)
         world.settle()
         assert world.pods() == [f"x-{number}" for number in range(replicas)]
+        assert world.condition("x", "Ready")["status"] == "True"
     assert world.names("delete", "pods") == ["x-3", "x-2"]
-    assert world.uid("x-0") == before
+    assert world.uid("x-0") == first
+    world.remove("pods", "x-0", grace=None)
+    world.passes(3)
+    assert (world.uid("x-0"), world.status("x")["replicas"]) == (first, 1)
+    assert world.reason(kind="Ready") == "Terminating"
+    world.settle()
+    assert (world.pods(), world.uid("x-0") == first) == (["x-0", "x-1"], False)
     world.change("x", replicas=0)
     world.settle()
     assert (world.pods(), world.condition("x", "Ready")["status"]) == ([], "True")
-
-
-def test_an_ending_pod_is_waited_for_and_not_counted() -> None:
-    world = at_rest(milvus("x"))
-    before = world.uids()
-    world.remove("pods", "x-0", grace=None)
-    world.passes(3)
-    assert (world.uids(), world.status("x")["replicas"]) == (before, 0)
-    assert world.reason(kind="Ready") == "Terminating"
-    assert [one for one in world.writes() if one.plural == "pods"] == []
-    world.server.finish_deletions()
-    world.passes()
-    assert world.pods() == ["x-0"]
 
 
 def keep_failing(world: World, deletes: int) -> list[float]:

@@ -188,9 +188,8 @@ def status_and_the_rest_are_apart(side: Side) -> None:
     side.ask("patch", "milvuses", "x", body=earlier | {"spec": {"replicas": 2}})
 
 
-def patches_that_are_strategic_or_of_another_pod(side: Side) -> None:
+def a_pod_is_adopted_by_its_uid(side: Side) -> None:
     made = side.ask("create", "milvuses", body=milvus())
-    side.ask("patch", "milvuses", "x", body={"spec": {}}, content_type=STRATEGIC)
     side.ask("create", "pods", body=pod(labels={"a": "b", "c": "d"}))
     owner = mo.owner_reference(made)
     other = owner | {"name": "other", "uid": OTHER_UID, "controller": False, "kind": "Other"}
@@ -218,17 +217,7 @@ def deletes_with_preconditions(side: Side) -> None:
             side.ask("get", resource, name)
 
 
-def a_pod_on_a_node_ends_in_its_own_time(side: Side) -> None:
-    made = side.ask("create", "pods", body=pod(node="nowhere"))
-    for _ in range(2):
-        side.ask("delete", "pods", "x-0", body={"preconditions": {"uid": uid(made)}})
-    side.ask("create", "pods", body=pod())
-    side.ask("patch", "pods", "x-0", body={"metadata": {"labels": {"a": "b"}}})
-    side.ask("delete", "pods", "x-0", body={"gracePeriodSeconds": 0})
-    side.ask("get", "pods", "x-0")
-
-
-def a_finalizer_keeps_what_is_deleted(side: Side) -> None:
+def what_is_deleted_ends_in_its_own_time(side: Side) -> None:
     side.ask("create", "pods", body=pod(finalizers=["test/hold"]))
     side.ask("create", "milvuses", body=milvus())
     side.ask("patch", "milvuses", "x", body={"metadata": {"finalizers": ["test/hold"]}})
@@ -238,6 +227,12 @@ def a_finalizer_keeps_what_is_deleted(side: Side) -> None:
         side.ask("get", resource, name)
         side.ask("patch", resource, name, body={"metadata": {"finalizers": None}})
         side.ask("get", resource, name)
+    made = side.ask("create", "pods", body=pod(node="nowhere"))
+    for _ in range(2):
+        side.ask("delete", "pods", "x-0", body={"preconditions": {"uid": uid(made)}})
+    side.ask("patch", "pods", "x-0", body={"metadata": {"labels": {"a": "b"}}})
+    side.ask("delete", "pods", "x-0", body={"gracePeriodSeconds": 0})
+    side.ask("get", "pods", "x-0")
 
 
 def lists_by_label_and_in_pages(side: Side) -> None:
@@ -272,10 +267,9 @@ def a_quota_comes_before_the_name(side: Side) -> None:
         what_is_not_there,
         only_a_change_counts_and_of_the_generation_only_one_of_the_spec,
         status_and_the_rest_are_apart,
-        patches_that_are_strategic_or_of_another_pod,
+        a_pod_is_adopted_by_its_uid,
         deletes_with_preconditions,
-        a_pod_on_a_node_ends_in_its_own_time,
-        a_finalizer_keeps_what_is_deleted,
+        what_is_deleted_ends_in_its_own_time,
         lists_by_label_and_in_pages,
         a_quota_comes_before_the_name,
     ],

@@ -24,10 +24,6 @@ PRECONDITIONS = {
     "resourceVersion": ("ResourceVersion", "modified"),
 }
 CONFLICT = "Operation cannot be fulfilled on"
-NO_STRATEGIC = (
-    "the body of the request was in an unknown format - accepted media types include: "
-    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-)
 
 
 class Kind(NamedTuple):
@@ -194,7 +190,7 @@ class MemoryServer(Front):
         old = self.find(request)
         strategic = "strategic" in request.content_type
         if strategic and request.plural == "milvuses":
-            raise Refused(415, "UnsupportedMediaType", NO_STRATEGIC)
+            raise Refused(415, "UnsupportedMediaType", "not for custom resources")
         new = merge(old, request.body, MERGE_KEYS if strategic else {})
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             text = "the object has been modified; please apply your changes to the latest version"
@@ -202,7 +198,7 @@ class MemoryServer(Front):
         if new["metadata"]["uid"] != old["metadata"]["uid"]:
             value = new["metadata"]["uid"]
             text = f'metadata.uid: Invalid value: "{value}": field is immutable'
-            raise Refused(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
+            raise Refused(422, "Invalid", f"{title(request, of_kind=True)} is invalid: {text}")
         status = {key: value for key, value in old.items() if key == "status"}
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
@@ -222,14 +218,12 @@ class MemoryServer(Front):
             if asked != metadata[key]:
                 text = f"the {word} in the precondition ({asked}) does not match the {word}"
                 text = f"{text} in record ({metadata[key]}). The object might have been {hint}"
-                raise Refused(409, "Conflict", f"{CONFLICT} {kind_title(request)}: {text}")
+                raise Refused(409, "Conflict", f"{CONFLICT} {title(request, of_kind=True)}: {text}")
         grace = request.body.get("gracePeriodSeconds")
         if is_ending(obj) and (grace is None or grace >= metadata["deletionGracePeriodSeconds"]):
             return obj
-        if request.plural != "pods" or not obj["spec"].get("nodeName") or is_finished(obj):
-            grace = 0
-        elif grace is None:
-            grace = 30
+        runs = request.plural == "pods" and obj["spec"].get("nodeName") and not is_finished(obj)
+        grace = (30 if grace is None else grace) if runs else 0
         end = {"deletionTimestamp": self.timestamp(grace), "deletionGracePeriodSeconds": grace}
         ending = merge(obj if is_ending(obj) else counted_on(obj), {"metadata": end})
         if not request.dry_run:
@@ -261,17 +255,12 @@ class MemoryServer(Front):
         return time.isoformat(timespec="seconds") + "Z"
 
 
-def title(request: Request) -> str:
-    """What it is about, as messages name it: pods "x-0"."""
-    group = KINDS[request.plural].version.rpartition("/")[0]
-    return f'{request.plural}{"." if group else ""}{group} "{request.name}"'
-
-
-def kind_title(request: Request) -> str:
-    """The same as other messages name it: Pod "x-0"."""
+def title(request: Request, of_kind: bool = False) -> str:
+    """What it is about, as messages name it: pods "x-0", or by its kind: Pod "x-0"."""
     kind = KINDS[request.plural]
     group = kind.version.rpartition("/")[0]
-    return f'{kind.name}{"." if group else ""}{group} "{request.name}"'
+    what = kind.name if of_kind else request.plural
+    return f'{what}{"." if group else ""}{group} "{request.name}"'
 
 
 def is_ending(obj: Obj) -> bool:
