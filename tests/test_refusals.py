@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.lib.front import Obj, Request, answer
+from tests.lib.front import Obj, Request
 from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
@@ -291,21 +291,6 @@ def test_a_create_that_is_always_answered_with_a_conflict_is_reported(code: int,
     world.passes(60)
     assert world.message() == "never"
     assert rule.hits <= 10, "it backs off"
-
-
-def test_a_namespace_that_is_being_deleted_is_no_failure() -> None:
-    world = World(milvus("x"))
-    text = 'pods "x-0" is forbidden: unable to create new content in namespace test'
-    details = {"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}
-    status = {"kind": "Status", "reason": "Forbidden", "message": text, "details": details}
-    rule = world.server.when("create", "pods", lambda _: answer(403, status))
-    world.passes(5)
-    assert world.troubles == []
-    assert (world.reason(), world.condition("x", "Stalled")) == ("Reconciled", {})
-    assert world.reason(kind="Ready") == "NamespaceTerminating"
-    assert metric("milvuses", state="failed") == 0
-    assert rule.hits <= 2
-    assert world.operator.run_once()
 
 
 def test_a_milvus_that_is_ending_is_no_failure_any_more() -> None:

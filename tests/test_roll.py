@@ -150,9 +150,9 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
     assert deleted(world) == ["x-0", "x-1", "x-0"]
 
 
-@pytest.mark.parametrize("ahead", ["pods", ""])
+@pytest.mark.parametrize("ahead", ["pods", "milvuses"])
 def test_pods_in_an_etcd_of_their_own_are_rolled_and_scaled(ahead: str) -> None:
-    world = at_rest(milvus("x", replicas=3), pods_apart=True)
+    world = at_rest(milvus("x", replicas=3))
     world.server.versions[ahead] += 10_000
     world.change("x", image="milvus:2")
     world.settle()

@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient, ApiException
 
 import milvus_operator as mo
 from tests.lib.front import Obj
-from tests.lib.kit import Kube, eventually
+from tests.lib.kit import Kube
 from tests.lib.server import MemoryServer
 
 MERGE = "application/merge-patch+json"
@@ -28,9 +28,8 @@ METADATA = ("name", "generation", "labels", "finalizers", "deletionGracePeriodSe
 class Side:
     """One of the two servers: sends requests, and keeps what can be compared of the answers."""
 
-    def __init__(self, api: ApiClient, namespace: str, quota: Callable[[Obj], None]) -> None:
+    def __init__(self, api: ApiClient, namespace: str) -> None:
         self.namespace = namespace
-        self.quota = quota  # sets one, for objects by their plural
         self.resources = {
             "milvuses": mo.milvuses(api),
             "milvuses/status": mo.milvuses(api).status,
@@ -79,22 +78,6 @@ class Side:
         text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UID", text)
         text = re.sub(r"\(\d+\)", "(VERSION)", text)
         return json.loads(re.sub(r"\bmade-[a-z0-9]{5}\b", "made-SUFFIX", text))
-
-
-def in_memory() -> Side:
-    server = MemoryServer()
-    return Side(server.client(), "in-memory", server.quota.update)
-
-
-def real(kube: Kube) -> Side:
-    quotas = mo.by_gvr(kube.api, "", "v1", "ResourceQuota", "resourcequotas")
-
-    def set_quota(most: Obj) -> None:
-        body = {"metadata": {"name": "quota"}, "spec": {"hard": most}}
-        quotas.create(namespace=kube.ns, body=body)
-        eventually(lambda: quotas.get(namespace=kube.ns, name="quota").status.used)
-
-    return Side(kube.api, kube.ns, set_quota)
 
 
 def milvus(name: str = "x", **spec: Any) -> Obj:
@@ -250,15 +233,6 @@ def lists_by_label_and_in_pages(side: Side) -> None:
     side.ask("get", "milvuses", limit=5)
 
 
-def a_quota_comes_before_the_name(side: Side) -> None:
-    side.quota({"pods": 1, "persistentvolumeclaims": 1})
-    for name in ("x-0", "x-1", "x-0"):
-        side.ask("create", "pods", body=pod(name))
-    side.ask("create", "pods", body=pod("x-2"), dry_run="All")
-    for name in ("data-x-0", "data-x-1", "data-x-0"):
-        side.ask("create", "claims", body=claim(name))
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -271,11 +245,10 @@ def a_quota_comes_before_the_name(side: Side) -> None:
         deletes_with_preconditions,
         what_is_deleted_ends_in_its_own_time,
         lists_by_label_and_in_pages,
-        a_quota_comes_before_the_name,
     ],
 )
 def test_both_servers_give_the_same_answers(case: Callable[[Side], None], kube: Kube) -> None:
-    memory, api_server = in_memory(), real(kube)
+    memory, real = Side(MemoryServer().client(), "in-memory"), Side(kube.api, kube.ns)
     case(memory)
-    case(api_server)
-    assert memory.answers == api_server.answers
+    case(real)
+    assert memory.answers == real.answers

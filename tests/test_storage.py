@@ -86,18 +86,3 @@ def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
     assert world.pods() == ["x-0"]
     assert claims(world).keys() == before.keys()
     assert claims(world) != before
-
-
-def test_a_pod_that_waits_for_a_claim_that_is_gone_is_replaced_claim_first() -> None:
-    world = at_rest(milvus("x", replicas=2, **STORED))
-    world.remove(CLAIMS, "data-x-1")
-    world.server.finish_deletions()
-    words = '0/3 nodes are available: persistentvolumeclaim "data-x-1" not found.'
-    unscheduled = {"type": "PodScheduled", "status": "False", "message": words}
-    world.server.set_pod("x-1", phase="Pending", conditions=[unscheduled])
-    world.settle()
-    assert world.names("delete", "pods") == ["x-1"]
-    assert "deleted pod test/x-1 in order to replace it: claim data-x-1 is gone" in world.log
-    assert world.names("create", CLAIMS) == ["data-x-1"]
-    assert claims(world).keys() == {"data-x-0", "data-x-1"}
-    assert world.condition("x", "Ready")["status"] == "True"

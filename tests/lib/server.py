@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -47,13 +48,12 @@ KINDS = {
 
 
 class MemoryServer(Front):
-    """The server. With `pods_apart`, pods have versions of their own, as in an etcd of theirs."""
+    """The server. Each resource has versions of its own, as in an etcd of its own."""
 
-    def __init__(self, clock: Clock | None = None, pods_apart: bool = False) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
-        self.pods_apart = pods_apart
         self.original_crd = False  # True: a CRD without defaults and without a status subresource
-        self.versions = {"pods": 0, "": 0}  # the last of the pods, if apart, and of all others
+        self.versions = Counter[str]()  # the last one, by plural
         self.objects: dict[tuple[str, str, str], Obj] = {}  # by plural, namespace and name
         self.pages: dict[str, tuple[str, list[Obj]]] = {}  # the rest of a list, by its token
         self.quota: dict[str, int] = {}  # for each namespace, by plural
@@ -136,7 +136,7 @@ class MemoryServer(Front):
         kind = KINDS[request.plural]
         token = request.query.get("continue")
         if not token:
-            version = str(self.versions[self.counter(request.plural)])
+            version = str(self.versions[request.plural])
             found = [obj for obj in self.all_of(request.plural) if is_listed(request, obj)]
         elif token in self.pages:
             version, found = self.pages[token]
@@ -235,9 +235,8 @@ class MemoryServer(Front):
     # --- What is stored ---
     def put(self, plural: str, obj: Obj) -> Obj:
         """Store an object with its next version; one that has ended is gone."""
-        counter = self.counter(plural)
-        self.versions[counter] += 1
-        obj = merge(obj, {"metadata": {"resourceVersion": str(self.versions[counter])}})
+        self.versions[plural] += 1
+        obj = merge(obj, {"metadata": {"resourceVersion": str(self.versions[plural])}})
         metadata = obj["metadata"]
         key = plural, metadata["namespace"], metadata["name"]
         has_ended = metadata.get("deletionGracePeriodSeconds") == 0
@@ -246,9 +245,6 @@ class MemoryServer(Front):
         else:
             self.objects[key] = obj
         return obj
-
-    def counter(self, plural: str) -> str:
-        return "pods" if self.pods_apart and plural == "pods" else ""
 
     def timestamp(self, later: float = 0) -> str:
         time = datetime(2026, 1, 1) + timedelta(seconds=self.clock.now() + later)

@@ -115,10 +115,9 @@ class World:
         interval: float = 5,
         workers: int = 4,
         dry_run: bool = False,
-        pods_apart: bool = False,
     ) -> None:
         self.clock = Clock()
-        self.server = MemoryServer(self.clock, pods_apart)
+        self.server = MemoryServer(self.clock)
         self.namespaces, self.interval, self.workers = namespaces, interval, workers
         self.log, self.troubles = LINES.texts, LINES.troubles = list[str](), list[str]()
         for obj in objects:
