@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lib.world import World, at_rest, milvus, pod
+from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
 def test_events_tell_the_story() -> None:
@@ -56,10 +56,12 @@ def test_a_restarted_operator_does_not_repeat_what_the_condition_says() -> None:
     assert not any(text in line for line in (*world.log, *world.events()))
 
 
-def test_one_status_is_written_for_what_is_done_at_once() -> None:
+def test_one_status_is_written_for_what_is_done_at_once_even_if_its_answer_is_lost() -> None:
     world = World(milvus("x", replicas=5))
-    world.passes(3)
+    world.server.fault("patch", "milvuses/status", "reset", times=1, after=True)
+    world.passes(4)
     assert len(world.requests("patch", "milvuses/status")) == 1
+    assert metric("milvuses", state="failed") == 0
 
 
 def test_an_invalid_spec_changes_no_pod_and_says_what_is_wrong() -> None:
