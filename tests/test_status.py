@@ -1,102 +1,77 @@
-"""The status of a Milvus: what it says, and when it is written."""
+"""The status of a Milvus says how it is, and its events tell its story, once."""
 
 from __future__ import annotations
 
-import pytest
-
-import milvus_operator as mo
-from tests.lib.front import Obj
-from tests.lib.world import World, at_rest, milvus
+from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
-def test_the_whole_status_of_a_milvus_that_runs() -> None:
-    world = at_rest(milvus("x", replicas=11))
-    status = world.status("x")
-    conditions = {one["type"]: (one["status"], one["reason"]) for one in status.pop("conditions")}
-    assert conditions == {"Ready": ("True", "Ready"), "Reconciled": ("True", "Reconciled")}
-    labels = sorted(mo.selector_of(milvus("x")).items())
-    assert status == {
-        "observedGeneration": 1,
-        "replicas": 11,
-        "readyReplicas": 11,
-        "updatedReplicas": 11,
-        "pods": [f"x-{number}" for number in range(11)],
-        "selector": ",".join(f"{key}={value}" for key, value in labels),
-    }
-
-
-def test_one_status_is_written_for_what_is_done_at_once() -> None:
-    world = World(milvus("x", replicas=5))
-    world.passes(3)
-    assert len(world.requests("patch", "milvuses/status")) == 1
-
-
-def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
-    world = at_rest(milvus("x"))
-    world.server.ask(
-        "patch",
-        "milvuses/status",
-        "x",
-        {"status": {"conditions": [since(one) for one in world.status("x")["conditions"]]}},
-    )
-    world.change("x", replicas=0)
+def test_events_tell_the_story() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    for _ in range(2):
+        world.remove("pods", "x-0")
+        world.settle()
+    for change in ({"replicas": 1}, {"image": "milvus:2"}):
+        world.change("x", **change)
+        world.settle()
+    world.server.fail("x-0")
     world.settle()
-    assert world.condition("x", "Ready")["message"].startswith("0 of 0 pods")
-    assert world.condition("x", "Ready")["lastTransitionTime"] == "2020-01-01T00:00:00Z"
-    world.change("x", replicas=1)
-    world.passes(2)
-    assert world.condition("x", "Ready")["lastTransitionTime"] > "2020-01-01T00:00:00Z"
-    assert world.condition("x", "Reconciled")["lastTransitionTime"] == "2020-01-01T00:00:00Z"
-
-
-def since(condition: Obj) -> Obj:
-    return condition | {"lastTransitionTime": "2020-01-01T00:00:00Z"}
-
-
-def test_conditions_of_other_writers_are_kept() -> None:
-    world = at_rest(milvus("x"))
-    theirs = {"type": "BackedUp", "status": "True", "reason": "Done", "message": "at noon"}
-    both = {"status": {"conditions": [*world.status("x")["conditions"], theirs]}}
-    world.server.ask("patch", "milvuses/status", "x", both)
+    world.add(pod("x-1"))
     world.change("x", replicas=2)
     world.settle()
-    assert world.condition("x", "BackedUp") == theirs
-    assert world.status("x")["replicas"] == 2
+    world.remove("pods", "x-1")
+    world.change("x", replicas=3)
+    world.settle()
+    conflict = (
+        "NameConflict: pod x-1 already exists and has no controller, so the operator does not touch it: delete it "
+        "(the operator retries within 5 minutes), or create the Milvus under another name"
+    )
+    assert world.events() == [
+        "Created: created pods x-0, x-1",
+        "Created: created pod x-0",
+        "Created: created pod x-0",
+        "Deleted: deleted pod x-1: spec.replicas is 1",
+        "Deleted: deleted pod x-0 in order to replace it: outdated template",
+        "Created: created pod x-0",
+        "Deleted: deleted pod x-0 in order to replace it: Failed (Evicted)",
+        "Created: created pod x-0",
+        conflict,
+        "Created: created pods x-1, x-2",
+        "Reconciled: NameConflict no longer applies",
+    ]
+    assert "milvus test/x: NameConflict no longer applies" in world.log
+    types = {event["type"] for event in world.server.all_of("events") if "Name" in event["reason"]}
+    assert types == {"Warning"}
 
 
-WORDS = {"reason": "ItsReason", "message": "its own words"}
+def test_a_restarted_operator_does_not_repeat_what_the_condition_says() -> None:
+    text = "this is milvus spec"
+    world = World(milvus("x", milvusSpec=text), milvus("bad", milvusSpec="proxy.port: 1"))
+    for _ in range(3):
+        world.passes(3)
+        world.operator = world.new_operator()
+    reasons = [event.partition(":")[0] for event in world.events()]
+    assert sorted(reasons) == ["Created", "Invalid", "SpecIsText"]
+    for said in ("x: SpecIsText", "bad: Invalid"):
+        assert sum(f"milvus test/{said}" in line for line in world.log) == 1
+    assert not any(text in line for line in (*world.log, *world.events()))
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"containerStatuses": [{"state": {"waiting": WORDS}}]},
-        {"conditions": [{"type": "PodScheduled", "status": "False"} | WORDS]},
-        {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"} | WORDS]},
-    ],
-    ids=["its container waits", "not scheduled", "not ready"],
-)
-def test_a_pod_that_is_not_ready_is_told_in_its_own_words(status: Obj) -> None:
-    world = at_rest(milvus("x", replicas=3))
-    world.remove("pods", "x-0")
-    world.server.set_pod("x-1", **status)
-    world.passes(2)
-    ready = world.condition("x", "Ready")
-    assert (ready["status"], ready["reason"]) == ("False", "ItsReason")
-    text = "1 of 3 pods are ready and up to date; x-1: its own words"
-    assert ready["message"] == text, "not x-0, which is only being created"
-    assert world.condition("x", "Reconciled")["status"] == "True"
+def test_one_status_is_written_for_what_is_done_at_once_even_if_its_answer_is_lost() -> None:
+    world = World(milvus("x", replicas=5))
+    world.server.fault("patch", "milvuses/status", "reset", times=1, after=True)
+    world.passes(4)
+    assert len(world.requests("patch", "milvuses/status")) == 1
+    assert metric("milvuses", state="failed") == 0
 
 
 def test_an_invalid_spec_changes_no_pod_and_says_what_is_wrong() -> None:
     world = at_rest(milvus("x", replicas=2))
     before = world.uids()
     world.change("x", image="milvus:2", milvusSpec="secret:hunter2")
-    world.forget()
     world.settle()
     assert world.uids() == before
     for kind in ("Ready", "Reconciled", "Stalled"):
-        assert world.condition("x", kind)["reason"] == "Invalid"
+        assert world.reason(kind=kind) == "Invalid"
     assert world.status("x")["readyReplicas"] == 2
     assert "hunter2" not in f"{world.status('x')} {world.events()} {world.log}"
     world.change("x", milvusSpec=None)
@@ -115,6 +90,10 @@ def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one() -> None:
     world.server.when("patch", "milvuses/status", replace, times=1)
     world.passes()
     assert world.status("x") == {"observedGeneration": -1}
-    assert world.troubles == []
     world.passes()
     assert world.condition("x", "Ready")["status"] == "True"
+    gone = lambda _: world.remove("milvuses", "x")  # noqa: E731
+    world.server.when("patch", "milvuses/status", gone, times=1)
+    world.change("x", image="newer")
+    world.passes(3)
+    assert world.troubles == []

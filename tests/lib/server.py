@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
-from collections.abc import Callable
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -25,10 +25,6 @@ PRECONDITIONS = {
     "resourceVersion": ("ResourceVersion", "modified"),
 }
 CONFLICT = "Operation cannot be fulfilled on"
-NO_STRATEGIC = (
-    "the body of the request was in an unknown format - accepted media types include: "
-    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-)
 
 
 class Kind(NamedTuple):
@@ -52,17 +48,15 @@ KINDS = {
 
 
 class MemoryServer(Front):
-    """The server. With `pods_apart`, pods have versions of their own, as in an etcd of theirs."""
+    """The server. Each resource has versions of its own, as in an etcd of its own."""
 
-    def __init__(self, clock: Clock | None = None, pods_apart: bool = False) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
-        self.pods_apart = pods_apart
         self.original_crd = False  # True: a CRD without defaults and without a status subresource
-        self.versions = {"pods": 0, "": 0}  # the last of the pods, if apart, and of all others
+        self.versions = Counter[str]()  # the last one, by plural
         self.objects: dict[tuple[str, str, str], Obj] = {}  # by plural, namespace and name
         self.pages: dict[str, tuple[str, list[Obj]]] = {}  # the rest of a list, by its token
         self.quota: dict[str, int] = {}  # for each namespace, by plural
-        self.admission: dict[str, Callable[[Obj], Obj]] = {}  # changes what is created, by plural
         self.random = random.Random(0)
         self.numbers = itertools.count(1)
 
@@ -142,7 +136,7 @@ class MemoryServer(Front):
         kind = KINDS[request.plural]
         token = request.query.get("continue")
         if not token:
-            version = str(self.versions[self.counter(request.plural)])
+            version = str(self.versions[request.plural])
             found = [obj for obj in self.all_of(request.plural) if is_listed(request, obj)]
         elif token in self.pages:
             version, found = self.pages[token]
@@ -161,13 +155,9 @@ class MemoryServer(Front):
 
     def create(self, request: Request) -> Obj:
         kind = KINDS[request.plural]
-        given = request.body.get("metadata") or {}
-        if given.get("namespace", request.namespace) != request.namespace:
-            text = "the namespace of the provided object does not match the namespace sent on"
-            raise Refused(400, "BadRequest", f"{text} the request")
         if not request.name:
             letters = self.random.choices("bcdfghjklmnpqrstvwxz2456789", k=5)
-            request.name = given["generateName"] + "".join(letters)
+            request.name = request.body["metadata"]["generateName"] + "".join(letters)
         metadata = {
             "name": request.name,
             "namespace": request.namespace,
@@ -179,8 +169,6 @@ class MemoryServer(Front):
         else:
             obj = merge(kind.new, without(request.body, "status"))
         obj = {"kind": kind.name, "apiVersion": kind.version} | merge(obj, {"metadata": metadata})
-        if request.plural in self.admission:
-            obj = self.admission[request.plural](obj)
         self.check_quota(request)
         if request.key in self.objects:
             ending = "object is being deleted: " if is_ending(self.objects[request.key]) else ""
@@ -202,14 +190,15 @@ class MemoryServer(Front):
         old = self.find(request)
         strategic = "strategic" in request.content_type
         if strategic and request.plural == "milvuses":
-            raise Refused(415, "UnsupportedMediaType", NO_STRATEGIC)
+            raise Refused(415, "UnsupportedMediaType", "not for custom resources")
         new = merge(old, request.body, MERGE_KEYS if strategic else {})
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             text = "the object has been modified; please apply your changes to the latest version"
             raise Refused(409, "Conflict", f"{CONFLICT} {title(request)}: {text} and try again")
         if new["metadata"]["uid"] != old["metadata"]["uid"]:
             value = new["metadata"]["uid"]
-            raise invalid(request, f'metadata.uid: Invalid value: "{value}": field is immutable')
+            text = f'metadata.uid: Invalid value: "{value}": field is immutable'
+            raise Refused(422, "Invalid", f"{title(request, of_kind=True)} is invalid: {text}")
         status = {key: value for key, value in old.items() if key == "status"}
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
@@ -218,9 +207,6 @@ class MemoryServer(Front):
         if new == old:
             return old
         if without(new, "metadata", "status") != without(old, "metadata", "status"):
-            if request.plural == "pods":
-                text = "pod updates may not change fields other than some"
-                raise invalid(request, f"spec: Forbidden: {text}")
             new = counted_on(new)
         return new if request.dry_run else self.put(request.plural, new)
 
@@ -232,14 +218,12 @@ class MemoryServer(Front):
             if asked != metadata[key]:
                 text = f"the {word} in the precondition ({asked}) does not match the {word}"
                 text = f"{text} in record ({metadata[key]}). The object might have been {hint}"
-                raise Refused(409, "Conflict", f"{CONFLICT} {kind_title(request)}: {text}")
+                raise Refused(409, "Conflict", f"{CONFLICT} {title(request, of_kind=True)}: {text}")
         grace = request.body.get("gracePeriodSeconds")
         if is_ending(obj) and (grace is None or grace >= metadata["deletionGracePeriodSeconds"]):
             return obj
-        if request.plural != "pods" or not obj["spec"].get("nodeName") or is_finished(obj):
-            grace = 0
-        elif grace is None:
-            grace = obj["spec"].get("terminationGracePeriodSeconds", 30)
+        runs = request.plural == "pods" and obj["spec"].get("nodeName") and not is_finished(obj)
+        grace = (30 if grace is None else grace) if runs else 0
         end = {"deletionTimestamp": self.timestamp(grace), "deletionGracePeriodSeconds": grace}
         ending = merge(obj if is_ending(obj) else counted_on(obj), {"metadata": end})
         if not request.dry_run:
@@ -251,9 +235,8 @@ class MemoryServer(Front):
     # --- What is stored ---
     def put(self, plural: str, obj: Obj) -> Obj:
         """Store an object with its next version; one that has ended is gone."""
-        counter = self.counter(plural)
-        self.versions[counter] += 1
-        obj = merge(obj, {"metadata": {"resourceVersion": str(self.versions[counter])}})
+        self.versions[plural] += 1
+        obj = merge(obj, {"metadata": {"resourceVersion": str(self.versions[plural])}})
         metadata = obj["metadata"]
         key = plural, metadata["namespace"], metadata["name"]
         has_ended = metadata.get("deletionGracePeriodSeconds") == 0
@@ -263,29 +246,17 @@ class MemoryServer(Front):
             self.objects[key] = obj
         return obj
 
-    def counter(self, plural: str) -> str:
-        return "pods" if self.pods_apart and plural == "pods" else ""
-
     def timestamp(self, later: float = 0) -> str:
         time = datetime(2026, 1, 1) + timedelta(seconds=self.clock.now() + later)
         return time.isoformat(timespec="seconds") + "Z"
 
 
-def title(request: Request) -> str:
-    """What it is about, as messages name it: pods "x-0"."""
-    group = KINDS[request.plural].version.rpartition("/")[0]
-    return f'{request.plural}{"." if group else ""}{group} "{request.name}"'
-
-
-def kind_title(request: Request) -> str:
-    """The same as other messages name it: Pod "x-0"."""
+def title(request: Request, of_kind: bool = False) -> str:
+    """What it is about, as messages name it: pods "x-0", or by its kind: Pod "x-0"."""
     kind = KINDS[request.plural]
     group = kind.version.rpartition("/")[0]
-    return f'{kind.name}{"." if group else ""}{group} "{request.name}"'
-
-
-def invalid(request: Request, text: str) -> Refused:
-    return Refused(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
+    what = kind.name if of_kind else request.plural
+    return f'{what}{"." if group else ""}{group} "{request.name}"'
 
 
 def is_ending(obj: Obj) -> bool:
@@ -299,10 +270,8 @@ def is_finished(obj: Obj) -> bool:
 def is_listed(request: Request, obj: Obj) -> bool:
     labels = obj["metadata"].get("labels") or {}
     for term in filter(None, request.query.get("labelSelector", "").split(",")):
-        key, sign, value = term.partition("=")
-        if set("!( ") & set(term):
-            raise Refused(400, "BadRequest", f"not known in memory: {term}")
-        if key not in labels or (sign and labels[key] != value.removeprefix("=")):
+        key, _, value = term.partition("=")
+        if labels.get(key) != value:
             return False
     return request.namespace in ("", obj["metadata"]["namespace"])
 

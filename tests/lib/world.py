@@ -46,17 +46,20 @@ def pod(name: str, owner: Obj | None = None, **metadata: Any) -> Obj:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged as a list of texts, and what is wrong once more."""
+    """Keeps what is logged as a list of texts, and what is wrong once more, for the last world."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.troubles: list[str] = []
+    texts: list[str]
+    troubles: list[str]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
         if record.levelno >= logging.WARNING:
             self.troubles.append(record.getMessage())
+
+
+LINES = Lines()
+mo.log.addHandler(LINES)
+mo.log.setLevel(logging.DEBUG)
 
 
 class Hung:
@@ -112,13 +115,11 @@ class World:
         interval: float = 5,
         workers: int = 4,
         dry_run: bool = False,
-        pods_apart: bool = False,
     ) -> None:
         self.clock = Clock()
-        self.server = MemoryServer(self.clock, pods_apart)
+        self.server = MemoryServer(self.clock)
         self.namespaces, self.interval, self.workers = namespaces, interval, workers
-        lines = capture_log()
-        self.log, self.troubles = lines.texts, lines.troubles
+        self.log, self.troubles = LINES.texts, LINES.troubles = list[str](), list[str]()
         for obj in objects:
             self.add(obj)
         self.operator = self.new_operator(dry_run)
@@ -263,17 +264,6 @@ def at_rest(*objects: Obj, **options: Any) -> World:
     world.settle()
     world.forget()
     return world
-
-
-def capture_log() -> Lines:
-    """What the operator logs from now on; the worlds of earlier tests no longer listen."""
-    for handler in list(mo.log.handlers):
-        if isinstance(handler, Lines):
-            mo.log.removeHandler(handler)
-    lines = Lines()
-    mo.log.addHandler(lines)
-    mo.log.setLevel(logging.DEBUG)
-    return lines
 
 
 def metric(name: str, **by: str) -> float:
