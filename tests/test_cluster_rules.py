@@ -1,101 +1,75 @@
-"""What only a real control plane decides: admission, quotas, garbage collection, scheduling."""
+"""What only a real control plane decides: validation, garbage collection, scheduling."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import milvus_operator as mo
-from tests.lib.kit import Clock, Kube, Obj, eventually, make_pass, new_operator, rest, settle
-from tests.lib.wire import Wire
+from tests.lib.kit import Clock, Kube, Obj, eventually, make_pass, rest, settle
 
-STORED = {"size": "1Gi", "storageClassName": "none"}
-
-
-def quota(kube: Kube, **hard: int) -> None:
-    what = ",".join(f"{name}={number}" for name, number in hard.items())
-    kube.kubectl("create", "quota", "q", f"--hard={what}")
-    eventually(lambda: kube.kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard}") != "")
+# Validation ----------------------------------------------------------------------------
 
 
-def policy(kube: Kube, kind: str, operations: list[str], **rules: Any) -> None:
-    """An admission policy for the pods of this namespace."""
-    version, name = "admissionregistration.k8s.io/v1", {"name": kube.ns}
-    resources = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
-    where = {"matchLabels": {"kubernetes.io/metadata.name": kube.ns}}
-    constraints = {
-        "namespaceSelector": where,
-        "resourceRules": [resources | {"operations": operations}],
-    }
-    binding: Obj = {"policyName": kube.ns}
-    if kind == "ValidatingAdmissionPolicy":
-        binding["validationActions"] = ["Deny"]
-    for made, spec in (
-        (kind, {"matchConstraints": constraints} | rules),
-        (f"{kind}Binding", binding),
-    ):
-        obj = {"apiVersion": version, "kind": made, "metadata": name, "spec": spec}
-        kube.kubectl("create", "-f", "-", stdin=json.dumps(obj))
+def test_the_crd_rejects_what_cannot_be_served(kube: Kube) -> None:
+    def answer(spec: str, name: str = "x") -> str:
+        head = f"apiVersion: {mo.API_VERSION}\nkind: Milvus\nmetadata: {{name: {name}}}\n"
+        return kube.kubectl("apply", "-f", "-", stdin=f"{head}spec: {{{spec}}}\n", check=False)
+
+    for spec, words in {
+        "image: ": "spec.image: Required value",
+        'image: ""': "spec.image in body should be at least 1 chars long",
+        "image: 3.1": 'spec.image: Invalid value: "number"',
+        "image: a, replicas: -1": "spec.replicas in body should be greater than or equal to 0",
+        "image: a, replicas: 1001": "spec.replicas in body should be less than or equal to 1000",
+        "image: a, storage: {size: lots}": "spec.storage.size in body should match",
+        "image: a, storage: {}": "spec.storage.size: Required value",
+        "image: a, pod: {metadata: {labels: {a: 1}}}": "labels.a in body must be of type string",
+        f"image: a, milvusSpec: {'a' * 65537}": "spec.milvusSpec: Too long",
+    }.items():
+        assert words in answer(spec)
+    for name in ("a.b", "a" * 53, "a" * 253):
+        words = "the name of a Milvus must be a DNS label of at most 52 characters"
+        assert words in answer("image: a", name)
+    assert "created" in answer("image: a", "a" * 52)
+    assert "created" in answer("image: a, storage: {size: 1Gi}")
+    for storage in ("", ", storage: {size: 2Gi}", ", storage: {size: 1Gi, storageClassName: a}"):
+        assert "storage can't be changed, added or removed" in answer(f"image: a{storage}")
+    assert "configured" in answer("image: b, storage: {size: 1Gi}")
 
 
-def drop(kube: Kube, kind: str) -> None:
-    kube.kubectl("delete", f"{kind}binding,{kind}", kube.ns)
+BAD_PORT = {"name": "milvus", "ports": [{"containerPort": 99999}]}
+REJECTED: dict[str, tuple[Obj, str]] = {
+    "size": ({"storage": {"size": "0"}}, "must be greater than zero"),
+    "shape": ({"pod": {"spec": {"containers": "text"}}}, "cannot be handled as a Pod"),
+    "port": ({"pod": {"spec": {"containers": [BAD_PORT]}}}, "must be between 1 and 65535"),
+    "denied": ({"pod": {"spec": {"serviceAccountName": "a"}}}, 'serviceaccount "a" not found'),
+    "x": ({"pod": {"spec": {"nodeSelektor": {}}}}, 'unknown field "spec.nodeSelektor"'),
+}
 
 
-def test_what_a_quota_refuses_is_told_in_its_words_and_tried_again(
-    kube: Kube, operator: mo.Operator, clock: Clock
+def test_what_the_server_rejects_is_told_in_its_words_and_costs_no_pod(
+    kube: Kube, operator: mo.Operator
 ) -> None:
-    quota(kube, pods=2, persistentvolumeclaims=3)
-    kube.create(replicas=4, storage=STORED)
+    kube.create("x")
+    rest(operator, kube, "x-0")
+    before = kube.uids()
+    for name, (spec, _) in REJECTED.items():
+        write = kube.change if name == "x" else kube.create
+        write(name, **spec)
+    kube.create("y")
     settle(operator)
-    assert len(kube.names()) == 2
-    assert kube.condition("Reconciled")["reason"] == "QuotaExceeded"
-    assert "exceeded quota: q" in kube.condition("Reconciled")["message"]
-    kube.delete_pod("x-0")
-    kube.gone("x-0")
-    settle(operator)
-    assert "x-0" in kube.names(), "with the claim it has, at once"
-    kube.kubectl("delete", "quota", "q")
-    clock.skip(300)
-    settle(operator)
-    assert len(kube.names()) == 4
-    assert kube.condition("Reconciled")["status"] == "True"
+    assert kube.names() == ["x-0", "y-0"]
+    assert kube.uids().items() >= before.items()
+    for name, (_, message) in REJECTED.items():
+        reconciled = kube.condition("Reconciled", name)
+        assert reconciled["reason"] == ("Forbidden" if name == "denied" else "Invalid")
+        assert message in reconciled["message"]
 
 
-def test_a_policy_that_refuses_one_pod_delays_no_other(kube: Kube, operator: mo.Operator) -> None:
-    kind = "ValidatingAdmissionPolicy"
-    rule = {"expression": "object.metadata.name != 'x-0'", "message": "not that one"}
-    policy(kube, kind, ["CREATE"], validations=[rule])
-    ask = ("run", "x-0", "--image=a", "--dry-run=server")
-    eventually(lambda: "not that one" in kube.kubectl(*ask, check=False))
-    kube.create(replicas=3)
-    settle(operator)
-    assert kube.names() == ["x-1", "x-2"]
-    assert "not that one" in kube.condition("Reconciled")["message"]
-    drop(kube, kind)
+# Garbage collection, scheduling, kubectl -----------------------------------------------
 
 
-def test_a_policy_that_removes_the_fingerprint_makes_no_loop(kube: Kube, wire: Wire) -> None:
-    kind, path = "MutatingAdmissionPolicy", "/metadata/annotations"
-    patch = {"patchType": "JSONPatch", "jsonPatch": {
-        "expression": f'[JSONPatch{{op: "remove", path: "{path}"}}]'}}  # fmt: skip
-    has = {"name": "has", "expression": "has(object.metadata.annotations)"}
-    policy(kube, kind, ["CREATE", "UPDATE"], mutations=[patch], matchConditions=[has],
-           reinvocationPolicy="Never", failurePolicy="Fail")  # fmt: skip
-    ask = ("run", "a", "--image=a", "--annotations=a=b", "--dry-run=server", "-o", "yaml")
-    eventually(lambda: "annotations" not in kube.kubectl(*ask, check=False))
-    operator, clock = new_operator(kube, server=wire.url), Clock()
-    kube.create()
-    for _ in range(10):
-        make_pass(operator)
-        clock.skip(5)
-    assert kube.condition("Reconciled")["reason"] == "Invalid"
-    assert "admission removes or changes the annotation" in kube.condition("Reconciled")["message"]
-    assert [verb for verb in wire.verbs() if verb.startswith("DELETE")] == []
-    drop(kube, kind)
-
-
-def test_orphans_of_a_deleted_milvus_are_adopted_by_a_new_one(
+def test_orphans_are_adopted_by_a_new_milvus_which_takes_them_along_when_it_is_deleted(
     kube: Kube, operator: mo.Operator
 ) -> None:
     kube.create(replicas=3)
@@ -108,20 +82,8 @@ def test_orphans_of_a_deleted_milvus_are_adopted_by_a_new_one(
     rest(operator, kube, "x-0", "x-1")
     assert kube.uids().items() <= before.items()
     assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {new["metadata"]["uid"]}
-
-
-def test_a_milvus_that_is_deleted_takes_its_pods_along_and_gets_nothing_new(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    kube.patch_pod("x-1", finalizers=["test/hold"])
     kube.delete(propagationPolicy="Foreground")
-    kube.gone("x-0")
-    make_pass(operator)
-    assert kube.names() == ["x-1"], "its Milvus is ending: x-0 is not created again"
-    kube.patch_pod("x-1", finalizers=None)
-    eventually(lambda: not kube.names())
+    eventually(lambda: make_pass(operator) and not kube.names())
 
 
 def test_a_namespace_that_is_being_deleted_is_no_failure(kube: Kube, operator: mo.Operator) -> None:
@@ -136,11 +98,13 @@ def test_a_namespace_that_is_being_deleted_is_no_failure(kube: Kube, operator: m
     kube.patch_pod("x-1", finalizers=None)
 
 
-def test_a_pod_whose_claim_is_gone_is_replaced_in_the_schedulers_words(
+def test_the_schedulers_words_are_told_and_say_which_claim_is_gone(
     kube: Kube, operator: mo.Operator, clock: Clock
 ) -> None:
-    kube.create(replicas=11, storage=STORED)
+    kube.create(replicas=11, storage={"size": "1Gi", "storageClassName": "none"})
     settle(operator)
+    eventually(lambda: make_pass(operator) and kube.condition("Ready")["reason"] == "Unschedulable")
+    assert "unbound immediate PersistentVolumeClaims" in kube.condition("Ready")["message"]
     uid = ("get", "pvc", "-o", "jsonpath={.metadata.uid}", "--ignore-not-found")
     before = kube.kubectl(*uid, "data-x-1"), kube.kubectl(*uid, "data-x-10")
     kube.kubectl("delete", "pvc", "data-x-10")
@@ -151,17 +115,6 @@ def test_a_pod_whose_claim_is_gone_is_replaced_in_the_schedulers_words(
 
     eventually(again, 40)  # as soon as the scheduler has noticed
     assert kube.kubectl(*uid, "data-x-1") == before[0]
-
-
-def test_an_unschedulable_pod_is_told_in_the_schedulers_words(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(pod={"spec": {"nodeSelector": {"no": "such"}}})
-    eventually(
-        lambda: make_pass(operator) and kube.condition("Ready").get("reason") == "Unschedulable"
-    )
-    assert "didn't match Pod's node affinity/selector" in kube.condition("Ready")["message"]
-    assert kube.condition("Reconciled")["status"] == "True"
 
 
 def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> None:
@@ -180,15 +133,3 @@ def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> Non
     assert (scale["status"]["replicas"], scale["status"]["selector"]) == (3, selector)
     assert "Created" in kube.kubectl("describe", "mi", "x")
     assert "created pods x-0, x-1" in kube.kubectl("events", "--for", "milvus/x")
-
-
-def test_real_lists_come_in_pages(kube: Kube, wire: Wire) -> None:
-    kube.create(replicas=200)
-    operator = new_operator(kube, server=wire.url)
-    assert operator.run_once()
-    assert kube.status()["replicas"] == 200
-    wire.requests.clear()
-    make_pass(operator)
-    pages = [one.query for one in wire.requests if one.path.endswith("/pods")]
-    assert len(pages) >= 3
-    assert "continue" in pages[1]

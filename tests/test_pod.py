@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import tracemalloc
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.objects import NOW, Obj, milvus, read
+from tests.lib.objects import Obj, milvus, read
 
 
 def new_pod(ordinal: int = 0, **spec: Any) -> Obj:
@@ -34,12 +33,6 @@ def environment(pod: Obj) -> dict[str, Any]:
     found = {one["name"]: one.get("value", one.get("valueFrom")) for one in variables}
     assert len(found) == len(variables)
     return found
-
-
-def with_variable(name: str, **source: Any) -> Obj:
-    """A pod whose spec.pod has an environment variable."""
-    variables = [{"name": name} | source]
-    return new_pod(pod={"spec": {"containers": [{"name": "milvus", "env": variables}]}})
 
 
 def test_the_pod_at_a_glance() -> None:
@@ -103,25 +96,18 @@ def test_the_pod_at_a_glance() -> None:
 
 # spec.milvusSpec -----------------------------------------------------------------------
 
-LOADERS = [mo.YAML_LOADER, yaml.BaseLoader]  # the second is that of a PyYAML without libyaml
-
 
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
-        ("proxy.maxNameLength: 255", {"proxy.maxNameLength": "255"}),
-        ("proxy: {maxNameLength: 255}", {"proxy.maxNameLength": "255"}),
+        ("proxy: {a: 255}\nmilvus.b: 1", {"proxy.a": "255", "milvus.b": "1"}),
         ("a: {b: {c: 1, d: 2}, e: 3}", {"a.b.c": "1", "a.b.d": "2", "a.e": "3"}),
         ("a: {list: [1, two, 3.0]}\nb: []", {"a.list": "1,two,3.0", "b": ""}),
-        ("a: off\nb: yes\nc: ~\nd:", {"a": "off", "b": "yes", "c": "~", "d": ""}),
-        ("a: 0777\nb: 1e3\nc: 2001-01-01", {"a": "0777", "b": "1e3", "c": "2001-01-01"}),
+        ("a: off\nb: 0777\nc: 1e3\nd:", {"a": "off", "b": "0777", "c": "1e3", "d": ""}),
         ("a: 'it''s'\nb: >-\n  a\n  b", {"a": "it's", "b": "a b"}),
         ("a: !!int 5\nb: !!python/object:os.system x", {"a": "5", "b": "x"}),
         ("a: é€😀", {"a": "é€😀"}),
         ("a b~!: 1", {"a b~!": "1"}),
-        ("milvus_proxy_port: 1", {"milvus_proxy_port": "1"}),
-        ("milvus_conf_proxy_port: 1", {"milvus_conf_proxy_port": "1"}),
-        ("milvus.proxy.maxNameLength: 1", {"milvus.proxy.maxNameLength": "1"}),
         ("a: " + "9" * 65533, {"a": "9" * 65533}),
         ("{a: " * 32 + "1" + "}" * 32, {".".join("a" * 32): "1"}),
         ("\n".join(f"k{i}: v" for i in range(1000)), {f"k{i}": "v" for i in range(1000)}),
@@ -144,6 +130,8 @@ ALIAS = "anchors and aliases are not allowed: write the value instead"
 LEVELS = "it has more than 32 levels of nesting"
 BAD_KEY = "a key must consist of printable ASCII characters other than ="
 TOO_MANY = "there are more settings than allowed (1000 settings, 256 KiB)"
+NO_YAML = "it is not valid YAML"
+BAD_CHARACTER = "it contains a character that YAML does not allow"
 LONG = " is longer than 64 KiB"
 WIDE = "? " + "k" * 60_000 + "\n: {" + ",".join(f"a{i}" for i in range(900)) + "}"
 
@@ -153,129 +141,64 @@ WIDE = "? " + "k" * 60_000 + "\n: {" + ",".join(f"a{i}" for i in range(900)) + "
     [
         # A typing error: a pod without these settings would run beside its data.
         ("a:1", f", line 1: {TYPO}"),
-        ("a:1\nb:2", f", line 1: {TYPO}"),
         ("a=1", f", line 1: {TYPO}"),
         ("- a: 1", f", line 1: {TYPO}"),
-        ("- a=1", f", line 1: {TYPO}"),
         ("'a: 1'", f", line 1: {TYPO}"),
-        ("|\n  a: 1", f", line 2: {TYPO}"),
-        ("[a, {b: 1}]", f", line 1: {TYPO}"),
         ("proxy: {port: 1}", f", line 1: {PROXY}"),
-        ("a: 1\nPROXY_PORT: 1", f", line 2: {PROXY}"),
         ("MILVUS.Proxy.Port: 1", f", line 1: {PROXY}"),
-        ("milvus: {proxy: {port: 1}}", f", line 1: {PROXY}"),
         ("a: 1\nMILVUS_CONF_PROXY_PORT: 1", f", line 2: {PROXY}"),
         ("metrics: {port: 1}", f", line 1: {METRICS}"),
         ("a: [{b: c}]", f", line 1: {LIST}"),
         ("a: 1\nb: [[c]]", f", line 2: {LIST}"),
         ("b: 1\na: 1\n\na: 2", ", line 4: it sets the same setting as line 2"),
-        ("common.a: a\nCOMMON_A: b", ", line 2: it sets the same setting as line 1"),
         ("MILVUS_CONF_a_b: a\na:\n  B: b", ", line 3: it sets the same setting as line 1"),
         ("a: &x 1\nb: *x", f", line 1: {ALIAS}"),
         ("b: 1\n<<: *x\na: 1", f", line 2: {ALIAS}"),
-        ("text\n---\na: &x 1", f", line 3: {ALIAS}"),
         ("&a text", f", line 1: {ALIAS}"),
         ("? [a]\n: b", f", line 1: {NO_NAME}"),
         ("a: {'': b}", f", line 1: {NO_NAME}"),
         ("a: 1\nb=c: 1", f", line 2: {BAD_KEY}"),
-        ("{a=1}", f", line 1: {BAD_KEY}"),
         ("é: 1", f", line 1: {BAD_KEY}"),
-        ('"a\\tb": 1', f", line 1: {BAD_KEY}"),
         ('"a\\nb": 1', f", line 1: {BAD_KEY}"),
-        ('a: {"\\0": 1}', f", line 1: {BAD_KEY}"),
         ('"\\x7F": 1', f", line 1: {BAD_KEY}"),
         ("{a: " * 33 + "}" * 33, f", line 1: {LEVELS}"),
-        ("a: " + "[" * 10_000, f", line 1: {LEVELS}"),
         ("a:\n" + "- " * 10_000 + "x", f", line 2: {LEVELS}"),
         ("\n".join(f"k{i}: v" for i in range(1001)), f", line 1001: {TOO_MANY}"),
         (WIDE, f", line 2: {TOO_MANY}"),
         ("a: " + "x" * 65534, LONG),
         ("a: " + "é" * 40_000, LONG),
-        ("x" * 1_000_000, LONG),
+        ("a: [\n\n\n", f", line 1: {NO_YAML}"),
+        ("a: 1\nb: c: d", f", line 2: {NO_YAML}"),
+        ("a: 1\r\nb: c: d\r\n", f", line 2: {NO_YAML}"),
+        ("*text*", f", line 1: {NO_YAML}"),
+        ("a: b\n---\nc: d", f", line 2: {NO_YAML}"),
+        ('a: "\\U00110000"', ", line 1: it "),
+        ('a: "\\UFFFFFFFF"', ", line 1: it "),
+        ("a: é€\nb: \x07\nc: 1", f", line 2: {BAD_CHARACTER}"),
+        ("# 😀 a\na: \ud800\nb: 1", f", line 2: {BAD_CHARACTER}"),
     ],
 )
-def test_what_milvus_spec_must_not_contain(text: str, message: str) -> None:
-    with pytest.raises(mo.Invalid) as error:
-        mo.settings_of(text)
-    assert str(error.value) == f"spec.milvusSpec{message}"
-
-
-BILLION = "a0: &a0 [lol, lol]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
-)
-LONGEST = 65_500  # bytes, about what is allowed
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        WIDE,
-        BILLION,
-        "a: [" + "{}, " * (LONGEST // 4) + "]",
-        "a: [" + "b," * (LONGEST // 2) + "]",
-        "a: " + "[" * LONGEST,
-        "".join(f"k{number}: 1\n" for number in range(6000)),
-        "? " + "k" * (LONGEST // 2) + "\n: {" + "a: {}," * (LONGEST // 12) + "}",
-        "".join(f"k{number}: 1\n" for number in range(6000)) + "]",
-    ],
-)
-def test_any_text_takes_bounded_time_and_memory(text: str) -> None:
-    mo.settings_of.cache_clear()
-    tracemalloc.start()
-    started = time.process_time()
-    with contextlib.suppress(mo.Invalid):
-        mo.settings_of(text)
-    took, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert took < 10
-    assert peak < 64 << 20
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [", "line 1: it is not valid YAML"),
-        ("a: [\n\n\n", "line 1: it is not valid YAML"),
-        ("a: 1\nb: c: d", "line 2: it is not valid YAML"),
-        ("a:\n\t- b", "line 2: it is not valid YAML"),
-        ("- a\nb: c", "line 2: it is not valid YAML"),
-        ("*text*", "line 1: it is not valid YAML"),
-        ("%YAML 9.9\n---\na: 1", "line 1: it is not valid YAML"),
-        ("a: 1\r\nb: c: d\r\n", "line 2: it is not valid YAML"),
-        ('a: "\\U00110000"', "line 1: "),
-        ('a: "\\UFFFFFFFF"', "line 1: "),
-        ("a: b\n---\nc: d", "line 2: "),
-        ("text\n---\na: b", "line 2: "),
-        ("\n\0", "line 2: it contains a character that YAML does not allow"),
-        ("a: é€\nb: \x07\nc: 1", "line 2: it contains a character that YAML does not allow"),
-        ("a: 1\n\ud800: x", "line 2: it contains a character that YAML does not allow"),
-        ("# 😀 a\na: \ud800\nb: 1", "line 2: it contains a character that YAML does not allow"),
-    ],
-)
-@pytest.mark.parametrize("loader", LOADERS)
-def test_text_that_does_not_parse_is_invalid_and_its_line_is_named(
+@pytest.mark.parametrize("loader", [mo.YAML_LOADER, yaml.BaseLoader])
+def test_what_milvus_spec_must_not_contain(
     text: str, message: str, loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also with a PyYAML without libyaml."""
     monkeypatch.setattr(mo, "YAML_LOADER", loader)
     mo.settings_of.cache_clear()
-    with pytest.raises(mo.Invalid, match="^spec.milvusSpec, " + message):
+    with pytest.raises(mo.Invalid) as error:
         mo.settings_of(text)
+    assert str(error.value).startswith(f"spec.milvusSpec{message}")
 
 
-LONG_TEXTS = ("a: " + "hunter2" * 10_000, "a: " + "[" * 40 + "hunter2")
-TEXTS = ("hunter2=hunter2: 1", "hunter2: 1\nHUNTER2: 2", "hunter2", *LONG_TEXTS)
-NOT_TEXT: list[Obj] = [{"milvusSpec": ["hunter2"]}, {"image": ["hunter2"]}]
-FIELDS = ("replicas", "storage", "pod")
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [{"milvusSpec": text} for text in TEXTS] + [{key: "hunter2"} for key in FIELDS] + NOT_TEXT,
-)
-def test_messages_about_a_spec_never_quote_it(spec: Obj) -> None:
-    """A spec may contain passwords, and more people can read statuses and events than specs."""
-    there = milvus(**spec)
-    assert "hunter2" not in str(mo.status_of(there, read(there), [], {}, NOW)).lower()
+@pytest.mark.parametrize("text", [WIDE, "a: [" + "{}, " * 16_000 + "]"])
+def test_any_text_takes_bounded_memory(text: str) -> None:
+    mo.settings_of.cache_clear()
+    tracemalloc.start()
+    with contextlib.suppress(mo.Invalid):
+        mo.settings_of(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
 
 
 OURS = "common.storageType COMMON_STORAGETYPE common/storage_type Milvus.common.storageType"
@@ -283,20 +206,17 @@ OURS += " milvus.COMMON_STORAGETYPE MILVUS_CONF_COMMON_STORAGETYPE"
 OURS += " MILVUS_CONF_milvus.common.storageType"
 OTHERS = "milvus_common_storageType milvus_conf_COMMON_STORAGETYPE my.common.storageType"
 OTHERS += " common.milvus.storageType milvus.milvus.common.storageType"
+SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
-@pytest.mark.parametrize("name", OURS.split())
+@pytest.mark.parametrize("name", [*OURS.split(), *OTHERS.split()])
 def test_a_users_setting_replaces_ours_however_it_is_spelled(name: str) -> None:
-    for made in (new_pod(milvusSpec=f"{name}: minio"), with_variable(name, value="minio")):
-        found = environment(made)
-        assert {key: found[key] for key in found if "storage" in key.lower()} == {name: "minio"}
-        assert found["ETCD_USE_EMBED"] == "true"
-
-
-@pytest.mark.parametrize("name", OTHERS.split())
-def test_another_setting_replaces_none_of_ours(name: str) -> None:
-    for made in (new_pod(milvusSpec=f"{name}: minio"), with_variable(name, value="minio")):
-        assert environment(made) == mo.DEFAULTS | {name: "minio"}
+    expected = dict(mo.DEFAULTS)
+    if name in OURS.split():
+        del expected["COMMON_STORAGETYPE"]
+    assert environment(new_pod(milvusSpec=f"{name}: minio")) == expected | {name: "minio"}
+    over = [{"name": "milvus", "env": [{"name": name, "valueFrom": SECRET}]}]
+    assert environment(new_pod(pod={"spec": {"containers": over}})) == expected | {name: SECRET}
 
 
 @pytest.mark.parametrize("value", ["$(HOME)", "$$(HOME)", "a$$b", "$", "$$$", "a$b", "cost: 5$"])
@@ -309,140 +229,89 @@ def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
 
 # spec.pod ------------------------------------------------------------------------------
 
-SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
-DATA = {"name": "data", "emptyDir": {}}
-HOST = {"name": "data", "hostPath": {"path": "/d"}}
-CACHE = {"name": "cache", "emptyDir": {"medium": "Memory"}}
-SIDECAR = {"name": "side", "image": "side:1"}
-MILVUS, METRICS_PORT, RENAMED = (
-    {"name": name, "containerPort": port}
-    for name, port in (("milvus", 19530), ("metrics", 9091), ("http", 9091))
-)
-AT_DATA = {"name": "data", "mountPath": "/var/lib/milvus"}
-AT_TMP, OTHER = {"name": "cache", "mountPath": "/tmp"}, {"name": "cache"}
-PROBE = {"timeoutSeconds": 5, "periodSeconds": 5, "failureThreshold": 1}
+DATA = "{name: data, emptyDir: {}}"
+PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 9091}"
+MOUNT = "{name: data, mountPath: /var/lib/milvus}"
+TIMES = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
 
 
 @pytest.mark.parametrize(
     ("over", "expected"),
     [
-        ({"nodeSelector": {"disk": "ssd"}}, {"nodeSelector": {"disk": "ssd"}}),
-        ({"tolerations": [{"key": "db"}]}, {"tolerations": [{"key": "db"}]}),
-        ({"initContainers": [SIDECAR]}, {"initContainers": [SIDECAR]}),
-        ({"hostname": "h", "subdomain": None}, {"hostname": "h", "subdomain": None}),
-        (
-            {"securityContext": {"runAsUser": 5}},
-            {"securityContext": {"fsGroup": 999, "runAsUser": 5}},
+        ("nodeSelector: {disk: ssd}", "nodeSelector: {disk: ssd}"),
+        ("{hostname: h, subdomain: }", "{hostname: h, subdomain: }"),
+        ("securityContext: {runAsUser: 5}", "securityContext: {fsGroup: 999, runAsUser: 5}"),
+        ("volumes: [{name: a}]", f"volumes: [{DATA}, {{name: a}}]"),
+        ("volumes: [{name: data, hostPath: {}}]", "volumes: [{name: data, hostPath: {}}]"),
+        ("volumes: []", f"volumes: [{DATA}]"),
+        # What is malformed is for the API server to reject.
+        *(
+            (f"volumes: {odd}", f"volumes: {odd}")
+            for odd in ("", "text", "[~]", "[{}]", "[{name: [a]}]")
         ),
-        ({"volumes": [CACHE]}, {"volumes": [DATA, CACHE]}),
-        ({"volumes": [HOST]}, {"volumes": [HOST]}),
-        ({"volumes": []}, {"volumes": [DATA]}),
-        ({"containers": {}}, {"containers": {}}),
     ],
 )
-def test_what_is_laid_over_the_pod(over: Obj, expected: Obj) -> None:
-    assert laid_over(**over) == laid_over() | expected
+def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
+    assert laid_over(**yaml.safe_load(over)) == laid_over() | yaml.safe_load(expected)
 
 
 @pytest.mark.parametrize(
     ("over", "expected"),
     [
-        ({"image": "mine:2"}, {"image": "mine:2"}),
-        ({"args": ["milvus", "run", "proxy"]}, {"args": ["milvus", "run", "proxy"]}),
-        ({"args": []}, {"args": []}),
-        ({"command": ["tini"]}, {"command": ["tini"]}),
+        ("{image: mine:2, args: []}", "{image: mine:2, args: []}"),
+        ("resources: {requests: {cpu: 2}}", "resources: {requests: {cpu: 2, memory: 1Gi}}"),
+        ("ports: [{containerPort: 80}]", f"ports: [{PORTS}, {{containerPort: 80}}]"),
+        ("ports: [{name: a, containerPort: 9091}]", f"ports: [{PORTS.replace('metrics', 'a')}]"),
+        ("volumeMounts: [{mountPath: /tmp}]", f"volumeMounts: [{MOUNT}, {{mountPath: /tmp}}]"),
         (
-            {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "4"}}},
-            {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "4"}}},
+            f"volumeMounts: [{MOUNT.replace('data', 'a')}]",
+            f"volumeMounts: [{MOUNT.replace('data', 'a')}]",
         ),
+        ("env: [{name: }]", "env: [{name: }]"),
+        # A probe has exactly one kind of check.
         (
-            {"ports": [{"containerPort": 80}]},
-            {"ports": [MILVUS, METRICS_PORT, {"containerPort": 80}]},
+            "startupProbe: {httpGet: {path: /up}}",
+            f"startupProbe: {{httpGet: {{path: /up, port: 9091}}, {TIMES}}}",
         ),
-        ({"ports": [RENAMED]}, {"ports": [MILVUS, RENAMED]}),
-        ({"volumeMounts": [AT_TMP]}, {"volumeMounts": [AT_DATA, AT_TMP]}),
-        ({"volumeMounts": [AT_DATA | OTHER]}, {"volumeMounts": [AT_DATA | OTHER]}),
-        (
-            {"startupProbe": {"httpGet": {"path": "/up"}, "failureThreshold": 1}},
-            {"startupProbe": PROBE | {"httpGet": {"path": "/up", "port": 9091}}},
+        *(
+            (f"startupProbe: {{{kind}: {{}}}}", f"startupProbe: {{{kind}: {{}}, {TIMES}}}")
+            for kind in ("exec", "tcpSocket", "grpc")
         ),
     ],
 )
-def test_what_is_laid_over_the_container(over: Obj, expected: Obj) -> None:
-    assert container(**over) == container() | expected
+def test_what_is_laid_over_the_container(over: str, expected: str) -> None:
+    assert container(**yaml.safe_load(over)) == container() | yaml.safe_load(expected)
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
-@pytest.mark.parametrize("kind", ["exec", "httpGet", "tcpSocket", "grpc"])
-def test_a_probe_has_exactly_one_kind_of_check(probe: str, kind: str) -> None:
-    asks = container(**{probe: {kind: {"x": 1}}})[probe]
-    assert [key for key in asks if not key.endswith(("Seconds", "Threshold"))] == [kind]
-
-
-def test_a_sidecar_is_added_and_ours_stays_the_first() -> None:
-    made = laid_over(containers=[SIDECAR, {"name": "milvus", "image": "mine:2"}])["containers"]
-    assert made == [container(image="mine:2"), SIDECAR]
-
-
-def test_a_variable_replaces_ours_of_the_same_setting_as_a_whole() -> None:
-    made = with_variable("common.storageType", valueFrom=SECRET)
-    expected = {key: mo.DEFAULTS[key] for key in mo.DEFAULTS if key != "COMMON_STORAGETYPE"}
-    assert environment(made) == expected | {"common.storageType": SECRET}
+def test_a_sidecar_is_added_and_milvus_stays_the_first_container() -> None:
+    side = {"name": "side", "image": "side:1"}
+    made = laid_over(containers=[side, {"name": "milvus", "image": "mine:2"}])["containers"]
+    assert made == [container(image="mine:2"), side]
 
 
 def test_labels_and_annotations_are_added_and_ours_stay() -> None:
-    over = {
-        "labels": {mo.MANAGED_BY_LABEL: "me", mo.POD_INDEX_LABEL: "9", "own": "1"},
-        "annotations": {mo.TEMPLATE_HASH: "0", "own": "1"},
-        "finalizers": ["never/ends"],
-        "name": "y",
-        "namespace": "z",
-        "ownerReferences": [],
-    }
-    made, plain = new_pod(pod={"metadata": over, "kind": "Job"}), new_pod()
-    fingerprint = read(milvus(pod={"metadata": over, "kind": "Job"})).template_hash
-    plain["metadata"]["labels"]["own"] = "1"
-    plain["metadata"]["annotations"] = {mo.TEMPLATE_HASH: fingerprint, "own": "1"}
+    theirs = {mo.MANAGED_BY_LABEL: "me", mo.POD_INDEX_LABEL: "9", mo.TEMPLATE_HASH: "0", "own": "1"}
+    over = {"labels": theirs, "annotations": theirs, "finalizers": ["never/ends"], "name": "y"}
+    made, plain = new_pod(pod={"metadata": over}), new_pod()
+    plain["metadata"]["labels"] = theirs | plain["metadata"]["labels"]
+    fingerprint = read(milvus(pod={"metadata": over})).template_hash
+    plain["metadata"]["annotations"] = theirs | {mo.TEMPLATE_HASH: fingerprint}
     assert made == plain
-
-
-ODD: list[Any] = ["text", 5, [1], [None], [{}], {"name": "data"}, [{"name": ["x"]}]]
-ODD += [[{"containerPort": []}], [{"name": 3}], None]
-TWICE = [
-    {"containers": [{"name": "milvus", key: odd}, {"name": "milvus", key: []}]}
-    for key in ("env", "ports", "volumeMounts")
-    for odd in ODD
-]
-ANY_PLACE = [{key: odd} for key in ("containers", "volumes", "securityContext") for odd in ODD]
-
-
-@pytest.mark.parametrize("over", ANY_PLACE + TWICE, ids=str)
-def test_an_overlay_of_any_shape_makes_a_pod_for_the_api_server_to_check(over: Obj) -> None:
-    assert new_pod(pod={"spec": over})["metadata"]["name"] == "x-0"
 
 
 # The claim -----------------------------------------------------------------------------
 
 
-def test_each_pod_has_a_claim_of_its_own() -> None:
+@pytest.mark.parametrize("storage_class", [{}, {"storageClassName": ""}, {"storageClassName": "a"}])
+def test_each_pod_has_a_claim_of_its_own(storage_class: Obj) -> None:
     """With no label that other tools delete by, and no owner: it outlives the Milvus."""
-    stored = milvus(storage={"size": "5Gi", "storageClassName": "fast"})
-    made = new_pod(3, storage={"size": "5Gi"})
-    claim = {"claimName": "data-x-3"}
-    assert made["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": claim}]
-    assert mo.new_claim(stored, 3) == {
+    stored = milvus(storage={"size": "5Gi"} | storage_class)
+    volumes = mo.new_pod(stored, read(stored), 3)["spec"]["volumes"]
+    assert volumes == [{"name": "data", "persistentVolumeClaim": {"claimName": "data-x-3"}}]
+    claim, resources = mo.new_claim(stored, 3), {"requests": {"storage": "5Gi"}}
+    assert claim == {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "data-x-3", "namespace": "ns", "labels": {"zilliz.com/milvus": "x"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "5Gi"}},
-            "storageClassName": "fast",
-        },
+        "spec": storage_class | {"accessModes": ["ReadWriteOnce"], "resources": resources},
     }
-
-
-def test_no_storage_class_is_the_default_one_and_an_empty_one_is_none() -> None:
-    for storage in ({}, {"storageClassName": ""}):
-        spec = mo.new_claim(milvus(storage={"size": 1} | storage), 0)["spec"]
-        assert mo.pick(spec, ["storageClassName"]) == storage
