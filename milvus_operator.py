@@ -1580,7 +1580,7 @@ class Operator:
         for task in list(self.tasks):
             if task.cancel() or task.done():
                 del self.tasks[task]
-        return {uid_of(job.milvus) for job in self.tasks.values()}
+        return {uid_of(job.milvus) for job in self.tasks.copy().values()}
 
     def wait_for_workers(self, this: Pass) -> None:
         """Wait until all is done, or until the deadline; for what hung before, until the next pass
@@ -2047,7 +2047,8 @@ def end_on_signal(operator: Operator) -> None:
     def end() -> None:
         signals.get()
         operator.finish()
-        threading.Timer(0.5, os._exit, [0]).start()  # nobody may be reading the log
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            threading.Timer(0.5, os._exit, [0]).start()  # nobody may be reading the log
         log.info("stopped")
         os._exit(0)  # a request that hangs must not delay the exit
 

@@ -35,7 +35,7 @@ def todo(replicas: int, there: str, back_offs: BackOffs, may_restart: bool = Tru
         ("surplus pods go", 1, "x-0, x-1 failed, x-2 ending, x-3", "delete x-3, delete x-1"),
         ("ending pods are waited for", 2, "x-0 ending, x-1 failed ending", ""),
         ("a pod that has ended is deleted first", 1, "x-0 failed", "restart x-0"),
-        ("deletes come first", 2, "x-1 failed, x-2", "delete x-2, create x-0, restart x-1"),
+        ("deletes come first", 2, "x-1 failed, x-2", "delete x-2, restart x-1, create x-0"),
         ("strangers are left alone", 3, "x-0 stranger, x-1 of-y, x-3 stranger", "create x-2"),
         ("so are orphans with other labels", 2, "x-0 orphan unlabelled, x-1 orphan unmanaged", ""),
         ("our pod without its labels is not created again", 1, "x-0 unmanaged", ""),
@@ -113,7 +113,7 @@ def unscheduled(because: str) -> Obj:
     return pod("x-0", "starting", conditions=[condition])
 
 
-GONE = "restart: claim data-x-0 is gone"
+GONE = "restart: claim data-x-0 is gone or being deleted"
 ADOPTED = "adopt: no controller, but the name and labels of a pod of this Milvus"
 
 
@@ -132,19 +132,31 @@ ADOPTED = "adopt: no controller, but the name and labels of a pod of this Milvus
     ],
 )
 def test_each_action_has_its_reason(there: Obj, said: str) -> None:
-    actions = mo.decide(milvus(1), read(milvus(1)), [there], [])
+    stored = milvus(1, storage={"size": "1Gi"})
+    actions = mo.decide(stored, read(stored), [there], [])
     found = [f"{action.verb}: {action.reason}" for action in actions if action.pod]
     assert found == ([said] if said else [])
+
+
+def test_without_storage_a_claim_that_is_gone_is_somebody_elses() -> None:
+    assert mo.decide(milvus(1), read(milvus(1)), [unscheduled('"data-x-0" not found')], []) == []
+
+
+def test_a_pod_that_calls_itself_ready_is_not_taken_at_its_word() -> None:
+    there = pod(
+        "x-0", "starting", conditions=[{"type": "Ready", "status": "False", "reason": "Ready"}]
+    )
+    assert conditions(milvus(1), [there])["Ready"][:2] == ("False", "NotReady")
 
 
 # Whose pod it is -----------------------------------------------------------------------
 
 STRANGER = (
-    "pod x-1 exists and belongs to {}, so it is left alone: "
-    "delete it (the operator retries within 5 minutes), or give the Milvus another name"
+    "pod x-1 already exists and {}, so the operator does not touch it: "
+    "delete it (the operator retries within 5 minutes), or create the Milvus under another name"
 )
 LOST_LABELS = (
-    "pod x-1 has lost its labels; restore them: kubectl label --overwrite pod x-1 "
+    "pod x-1 has lost its labels; restore them: kubectl label --overwrite -n ns pod x-1 "
     "app.kubernetes.io/name=milvus app.kubernetes.io/instance=x "
     "app.kubernetes.io/managed-by=milvus-polling-operator"
 )
@@ -153,11 +165,11 @@ LOST_LABELS = (
 @pytest.mark.parametrize(
     ("there", "conflict"),
     [
-        ("x-1 stranger", STRANGER.format("ReplicaSet web")),
-        ("x-1 of-y", STRANGER.format("Milvus y")),
-        ("x-1 of-milvus.io", STRANGER.format("Milvus x")),
-        ("x-1 orphan unlabelled", STRANGER.format("no Milvus")),
-        ("x-1 orphan unmanaged", STRANGER.format("no Milvus")),
+        ("x-1 stranger", STRANGER.format("belongs to ReplicaSet web")),
+        ("x-1 of-y", STRANGER.format("belongs to Milvus y")),
+        ("x-1 of-milvus.io", STRANGER.format("belongs to Milvus x")),
+        ("x-1 orphan unlabelled", STRANGER.format("has no controller")),
+        ("x-1 orphan unmanaged", STRANGER.format("has no controller")),
         ("x-1 unmanaged", LOST_LABELS),
         ("x-1 stranger ending", None),
         ("x-1 earlier", None),
@@ -194,9 +206,9 @@ def test_a_milvus_is_given_its_own_pods_and_those_that_have_its_names() -> None:
     [
         ("x-0", ""),
         ("x-0 unnumbered", ""),
-        ("x-0 orphan", "its owner reference"),
-        ("x-0 unmanaged", "its labels"),
-        ("x-0 old", "its annotation zilliz.com/template-hash"),
+        ("x-0 orphan", "the owner reference"),
+        ("x-0 unmanaged", "the labels"),
+        ("x-0 old", "the annotation zilliz.com/template-hash"),
     ],
 )
 def test_what_admission_has_removed_from_a_pod_is_noticed(there: str, lacking: str) -> None:
@@ -436,7 +448,8 @@ def test_what_was_rejected_is_told_and_is_stalled_while_somebody_has_to_act(
         found = conditions(milvus(2), pods(there), x_1=mo.Reason(reason, "why"))
         text = "1 of 2 pods are ready and up to date; x-1: why"
         assert found["Ready"] == ("False", reason, text)
-        assert (found["Reconciled"] == ("False", reason, "why")) == is_failure
+        said = "pod x-1: why" if reason == "APIError" else "why"
+        assert (found["Reconciled"] == ("False", reason, said)) == is_failure
         assert (found["Reconciled"][0] == "True") == (not is_failure)
         assert found.get("Stalled") == (("True", reason, "why") if is_stalled else None)
 
