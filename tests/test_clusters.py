@@ -1,10 +1,9 @@
-"""Clusters with an older CRD, without a CRD, or with Pod Security."""
+"""Clusters with an older CRD, or without one."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -23,27 +22,8 @@ from tests.lib.kit import (
     make_pass,
     new_operator,
     original_crd,
-    rest,
     settle,
 )
-from tests.lib.wire import Wire
-
-
-def test_pod_security_limits_what_spec_pod_can_ask_for_and_costs_no_pod(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=baseline")
-    kube.create()
-    rest(operator, kube, "x-0")
-    before = kube.uids()
-    kube.change(pod={"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}})
-    kube.create("y", pod={"spec": {"hostNetwork": True}})
-    settle(operator)
-    assert kube.uids() == before
-    for name in ("x", "y"):
-        reconciled = kube.condition("Reconciled", name)
-        assert (reconciled["status"], reconciled["reason"]) == ("False", "Forbidden")
-        assert 'violates PodSecurity "baseline' in reconciled["message"]
 
 
 def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_updated(
@@ -84,6 +64,14 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
     assert f"resolved: {errors[0].partition(': ')[0]}" in caplog.text
 
 
+def create_raw(kube: Kube, name: str, spec: str) -> None:
+    """Create a Milvus from a spec in JSON, if the API server accepts it."""
+    head = (
+        f'"apiVersion": "{mo.API_VERSION}", "kind": "{mo.KIND}", "metadata": {{"name": "{name}"}}'
+    )
+    kube.request("POST", kube.milvuses_path, body=f'{{{head}, "spec": {spec}}}'.encode())
+
+
 @pytest.mark.platform
 def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_crd: Any) -> None:
     """Thread stacks are as small as with musl; Python 3.13 recurses until the stack is full."""
@@ -102,14 +90,12 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_c
 
 
 def test_a_missing_crd_is_told_once_and_waited_for(
-    kube: Kube, caplog: pytest.LogCaptureFixture
+    kube: Kube, operator: mo.Operator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    operator = new_operator(kube)
     kube.kubectl("delete", "-f", str(TOP / "crd.yaml"))
     try:
         eventually(lambda: not make_pass(operator))
-        for _ in range(3):
-            assert not make_pass(operator)
+        assert not make_pass(operator)
     finally:
         kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
     message = f"{operator.cluster.server} does not serve milvuses.zilliz.com"
@@ -117,12 +103,9 @@ def test_a_missing_crd_is_told_once_and_waited_for(
     assert caplog.text.count(f"{message}: {advice}") == 1
     eventually(lambda: make_pass(operator))
     assert f"resolved: {message}" in caplog.text
-    eventually(lambda: kube.create(), ignoring=(Exception,))
-    make_pass(operator)
-    assert kube.names() == ["x-0"]
 
 
-# --- Hundreds of bad specs ---
+# --- Bad specs ---
 POD_SPECS: list[Any] = [
     {"containers": "milvus"}, {"containers": {"name": "milvus"}}, {"containers": [1, None, []]},
     {"containers": [{}, {"name": None}, {"name": {}}]}, {"securityContext": []},
@@ -152,39 +135,10 @@ SPECS: list[Any] = [
     [], None, 7, "text", {"image": "  "}, {"image": "i" * 1_000_000}, {"image": ["milvus"]},
     *({"image": "a"} | fields for fields in FIELDS),
 ]  # fmt: skip
-ATOMS: list[Any] = [None, True, 0, -1, 1.5, 2**62, "", "a", "é😀", "a: 1", "\0", "x" * 300, {}, []]
-KEYS = ["name", "metadata", "spec", "labels", "containers", "env", "value", "volumes", "size", ""]
 
 
-def random_spec(dice: random.Random) -> Any:
-    """Any value in any field."""
-
-    def anything(levels: int) -> Any:
-        kind = dice.random() if levels else 0
-        if kind < 0.4:
-            return dice.choice(ATOMS)
-        if kind < 0.7:
-            return [anything(levels - 1) for _ in range(dice.randint(0, 4))]
-        return {dice.choice(KEYS): anything(levels - 1) for _ in range(dice.randint(0, 4))}
-
-    names = ("image", "replicas", "milvusSpec", "storage", "pod", "other")
-    fields = {name: anything(4) for name in names if dice.random() < 0.4}
-    if "pod" in fields and dice.random() < 0.6:
-        container = {"name": "milvus", dice.choice(KEYS): anything(3)}
-        fields["pod"] = {"spec": {"containers": [container], dice.choice(KEYS): anything(3)}}
-    return {"image": "milvus:1"} | fields
-
-
-def create_raw(kube: Kube, name: str, spec: str) -> bool:
-    """Create a Milvus from a spec in JSON; returns whether the API server has accepted it."""
-    metadata = json.dumps({"name": name})
-    head = f'"apiVersion": "{mo.API_VERSION}", "kind": "{mo.KIND}"'
-    body = f'{{{head}, "metadata": {metadata}, "spec": {spec}}}'
-    return kube.request("POST", kube.milvuses_path, body=body.encode()).status == 201
-
-
-def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
-    kube: Kube, other_crd: Any, caplog: pytest.LogCaptureFixture, wire: Wire
+def test_bad_specs_get_a_clear_message_and_harm_nobody(
+    kube: Kube, operator: mo.Operator, other_crd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the original CRD and a status subresource, the API server stores almost anything."""
     anything = {"x-kubernetes-preserve-unknown-fields": True}
@@ -193,36 +147,25 @@ def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
     version["subresources"] = {"status": {}}
     version["schema"]["openAPIV3Schema"] |= anything
     other_crd(crd)
-    dice = random.Random(6)
-    specs = [*SPECS, *(random_spec(dice) for _ in range(200))]
-    stored = [create_raw(kube, f"bad-{i}", json.dumps(spec)) for i, spec in enumerate(specs)]
-    assert sum(stored) > 200
+    for number, spec in enumerate(SPECS):
+        create_raw(kube, f"bad-{number}", json.dumps(spec))
     for name in ("a-good", "z-good"):
         kube.create(name, replicas=2)
-    clock = StillClock()
-    operator = new_operator(kube, server=wire.url, clock=clock)
     settle(operator)
     good = ("a-good-0", "a-good-1", "z-good-0", "z-good-1")
     eventually(lambda: all(mo.is_ready(kube.all_pods()[name]) for name in good))
     settle(operator)
     items = json.loads(kube.request("GET", kube.milvuses_path).data)["items"]
+    assert len(items) > 35
     uids = {mo.uid_of(milvus): mo.name_of(milvus) for milvus in items}
     for milvus in items:
         reconciled = mo.condition_of(milvus, "Reconciled")
         assert reconciled["message"], milvus
         assert reconciled["reason"] in ("Reconciled", "SpecIsText", "Invalid", "Forbidden"), milvus
         assert "\n" not in reconciled["message"], milvus
-        assert "nexpected" not in reconciled["message"], milvus
-    pods = kube.all_pods()
-    for name, pod in pods.items():
+    for name, pod in kube.all_pods().items():
         assert name.rpartition("-")[0] == uids[mo.owner_uid(pod) or ""]
         assert mo.labels_of(pod)[mo.MANAGED_BY_LABEL] == mo.MANAGER
-    wire.requests.clear()
-    make_pass(operator)
-    assert {request.verb for request in wire.requests} == {"GET"}, "what was refused backs off"
-    clock.skip(300)
-    make_pass(operator)
-    assert "POST" in {request.verb for request in wire.requests}, "and is tried again"
     for line in caplog.messages:
         assert "nexpected" not in line
         assert len(line) < 1500
