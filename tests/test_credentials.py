@@ -35,16 +35,6 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 
 # --- Tokens ---
-def test_a_token_in_a_file_that_is_rewritten_is_used_in_the_next_pass(
-    api: Api, tmp_path: Path
-) -> None:
-    (tmp_path / "token").write_text("first\n")
-    operator = api.operator(api.kubeconfig({"tokenFile": "token"}))
-    assert api.tokens(operator) == {"first"}
-    (tmp_path / "token").write_text("second")
-    assert api.tokens(operator) == {"second"}
-
-
 def test_in_a_pod_it_follows_a_rotated_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -134,7 +124,7 @@ def test_kubeconfig_may_name_several_files(
     """The first wins, a missing one is skipped, and relative paths are relative to their file."""
     content = yaml.safe_load(Path(api.kubeconfig({"tokenFile": "token"})).read_text())
     (tmp_path / "users").mkdir()
-    (tmp_path / "users" / "token").write_text("its-own")
+    (tmp_path / "users" / "token").write_text("first\n")
     parts = {
         "contexts": {key: content[key] for key in ("current-context", "contexts")},
         "clusters": {"current-context": "no-such-context", "clusters": content["clusters"]},
@@ -146,7 +136,9 @@ def test_kubeconfig_may_name_several_files(
     monkeypatch.setenv("KUBECONFIG", files)
     operator = api.operator("")
     assert operator.cluster.connection.namespace == "test"
-    assert api.tokens(operator) == {"its-own"}
+    assert api.tokens(operator) == {"first"}
+    (tmp_path / "users" / "token").write_text("second")
+    assert api.tokens(operator) == {"second"}
 
 
 # --- Plugins ---

@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.lib.kit import TOP, Command
+from tests.lib.matrix import PYTHONS
 from tests.lib.wire import Api
 from tests.lib.world import milvus
 
@@ -24,10 +25,11 @@ def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> N
         assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-def test_the_base_image_is_pinned_and_has_the_python_that_the_lock_is_for() -> None:
+def test_the_base_image_is_pinned_and_has_a_python_that_the_lock_and_the_matrix_are_for() -> None:
     base = re.search(r"^ARG BASE=python:([\d.]+)-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.M)
     assert base
     assert f"--python-version={base[1]} " in (TOP / "Makefile").read_text()
+    assert base[1] in PYTHONS
 
 
 def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:

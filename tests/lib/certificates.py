@@ -21,8 +21,6 @@ def certificate(
     authority: Any = None,
     days: int = 1,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
-    key_usage: bool = True,
-    critical: bool = True,
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
@@ -37,14 +35,8 @@ def certificate(
     builder = builder.not_valid_before(now - timedelta(days=10))
     builder = builder.not_valid_after(now + timedelta(days=days))
     constraints = x509.BasicConstraints(ca=not authority, path_length=None)
-    builder = builder.add_extension(constraints, critical=critical)
+    builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
-    if key_usage:
-        others = "content_commitment data_encipherment key_agreement encipher_only decipher_only"
-        usage = dict.fromkeys(others.split(), False)
-        signs = {"key_cert_sign": not authority, "crl_sign": not authority}
-        allowed = x509.KeyUsage(digital_signature=True, key_encipherment=True, **usage, **signs)
-        builder = builder.add_extension(allowed, critical=True)
     if key_identifiers:
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
