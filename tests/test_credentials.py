@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from kubernetes.config import incluster_config
 import milvus_operator as mo
 from local.controlplane import new_key
 from tests.lib.certificates import certificate, server_context
-from tests.lib.kit import Command, Kube, Obj, eventually, kubeconfig, make_pass
+from tests.lib.kit import Command, Obj, eventually, make_pass
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -34,7 +34,6 @@ def api(tmp_path: Path) -> Iterator[Api]:
     api.close()
 
 
-# --- Tokens ---
 def test_in_a_pod_it_follows_a_rotated_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -59,53 +58,11 @@ def test_in_a_pod_it_follows_a_rotated_token(
     api.close()
 
 
-def test_a_token_that_is_revoked_is_told_once_and_replaced_by_the_next_one_in_its_file(
-    kube: Kube, command: Callable[..., Command], tmp_path: Path
-) -> None:
-    """The API server decides which response a revoked token gets."""
-
-    def new_account() -> str:
-        kube.kubectl("delete", "serviceaccount", "operator", "--ignore-not-found")
-        kube.kubectl("create", "serviceaccount", "operator")
-        return kube.kubectl("create", "token", "operator").strip()
-
-    role = ["--clusterrole=cluster-admin", f"--serviceaccount={kube.ns}:operator"]
-    kube.kubectl("create", "rolebinding", "operator", *role)
-    (tmp_path / "token").write_text(new_account())
-    file = kubeconfig(tmp_path / "config", kube.plane, {"tokenFile": str(tmp_path / "token")})
-    process = command("--kubeconfig", file, "--interval", "0.5")
-    kube.create("x")
-    kube.ready("x-0")
-    token = new_account()
-    process.says("rejects the credentials: log in again, or renew the token")
-    (tmp_path / "token").write_text(token)
-    kube.create("y")
-    kube.ready("x-0", "y-0")
-    process.says("resolved: ")
-    assert process.stop() == 0
-    assert process.log.count("ERROR") == 1, process.log
-
-
 # --- The kubeconfig ---
-def test_a_context_that_is_switched_elsewhere_does_not_move_a_running_operator(api: Api) -> None:
-    """But a new token of its own context in the file is used."""
-    file = Path(api.kubeconfig({"token": "first"}))
-    operator = api.operator(str(file))
-    content = yaml.safe_load(file.read_text())
-    content["clusters"].append({"name": "b", "cluster": {"server": NOWHERE}})
-    content["contexts"].append({"name": "b", "context": {"cluster": "b", "user": "a"}})
-    content["current-context"] = "b"
-    file.write_text(yaml.safe_dump(content))
-    assert api.tokens(operator) == {"first"}
-    content["users"][0]["user"] = {"token": "second"}
-    file.write_text(yaml.safe_dump(content))
-    assert api.tokens(operator) == {"second"}
-    del content["contexts"][0]
-    file.write_text(yaml.safe_dump(content))
-    assert api.tokens(operator) == {"second"}, "also if its own context is gone"
-
-
-def test_a_kubeconfig_that_is_half_written_is_read_again_when_it_is_whole(api: Api) -> None:
+def test_a_kubeconfig_is_read_again_when_it_changes_but_its_context_is_not_switched(
+    api: Api,
+) -> None:
+    """While it is half written, or missing, the last credentials are used."""
     file = Path(api.kubeconfig({"token": "first"}))
     operator = api.operator(str(file))
     whole = file.read_text().replace("first", "second")
@@ -114,11 +71,18 @@ def test_a_kubeconfig_that_is_half_written_is_read_again_when_it_is_whole(api: A
         assert api.tokens(operator) == {"first"}
     file.unlink()
     assert api.tokens(operator) == {"first"}
-    file.write_text(whole)
-    assert api.tokens(operator) == {"second"}
+    content = yaml.safe_load(whole)
+    content["clusters"].append({"name": "b", "cluster": {"server": NOWHERE}})
+    content["contexts"].append({"name": "b", "context": {"cluster": "b", "user": "a"}})
+    content["current-context"] = "b"
+    file.write_text(yaml.safe_dump(content))
+    assert api.tokens(operator) == {"second"}, "of the context that it was started with"
+    del content["contexts"][0]
+    file.write_text(yaml.safe_dump(content).replace("second", "third"))
+    assert api.tokens(operator) == {"second"}, "also if that is gone"
 
 
-def test_kubeconfig_may_name_several_files(
+def test_kubeconfig_may_name_several_files_and_a_token_in_another_file_is_followed(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first wins, a missing one is skipped, and relative paths are relative to their file."""
@@ -137,6 +101,9 @@ def test_kubeconfig_may_name_several_files(
     operator = api.operator("")
     assert operator.cluster.connection.namespace == "test"
     assert api.tokens(operator) == {"first"}
+    api.accept("second")
+    told = "rejects the credentials: log in again, or renew the token"
+    assert operator.run_pass(60).outages == [f"{api.url} {told}"]
     (tmp_path / "users" / "token").write_text("second")
     assert api.tokens(operator) == {"second"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,27 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.kit import TOP, Command, eventually
+from tests.lib.kit import TOP, Command
 from tests.lib.wire import Api, Handler
 from tests.lib.world import milvus
-
-
-class Process(Command):
-    """The command or, after `unshare`, the command as process 1, as in a container: it gets only
-    the signals that it handles."""
-
-    def __init__(self, unshare: list[str], *arguments: str) -> None:
-        command = [*unshare, sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        self.process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True)
-        self.log, self.is_contained = "", bool(unshare)
-
-    def pid(self) -> int:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        return int(eventually(children.read_text)) if self.is_contained else pid
-
-    def signal(self, signum: int) -> None:
-        os.kill(self.pid(), signum)
 
 
 @pytest.fixture
@@ -44,17 +25,12 @@ def api(tmp_path: Path) -> Iterator[Api]:
     api.close()
 
 
-@pytest.fixture(params=["ordinary", "process 1"])
-def run(request: pytest.FixtureRequest, api: Api) -> Iterator[Callable[..., Process]]:
-    started, unshare = list[Process](), list[str]()
-    if request.param == "process 1":
-        unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
-        if tried.returncode:
-            pytest.skip(f"no process can be process 1 here: {tried.stderr.strip()}")
+@pytest.fixture
+def run(api: Api) -> Iterator[Callable[..., Command]]:
+    started = list[Command]()
 
-    def start(*arguments: str) -> Process:
-        started.append(Process(unshare, "--kubeconfig", api.kubeconfig(), "-v", *arguments))
+    def start(*arguments: str) -> Command:
+        started.append(Command("--kubeconfig", api.kubeconfig(), "-v", *arguments))
         return started[-1]
 
     yield start
@@ -76,36 +52,36 @@ def slow_creates(api: Api, seconds: float) -> threading.Event:
     return in_progress
 
 
-def has_handler(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM; until then, Python itself is starting."""
-    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Process]) -> None:
+def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Command]) -> None:
     """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
     for delay in (0, 100, 200, 300, 400, 600, 1200):
         process = run()
-        while not has_handler(process.pid()):
+        folder = Path(f"/proc/{process.process.pid}")
+        while not is_handled(folder):  # Python itself is starting
             time.sleep(0.001)
-        assert "site-packages" not in Path(f"/proc/{process.pid()}/maps").read_text(), (
-            "before the imports, which take long"
+        assert "site-packages" not in (folder / "maps").read_text(), (
+            "before the imports, which take long: process 1 of a container gets only the signals "
+            "that it handles"
         )
         time.sleep(delay / 1000)
-        process.signal(signal.SIGTERM)
-        assert process.end(10) == 0, f"after {delay} ms: {process.log}"
+        assert process.stop() == 0, f"after {delay} ms: {process.log}"
         assert "Traceback" not in process.log
+
+
+def is_handled(folder: Path) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    caught = re.search(r"SigCgt:\s+(\w+)", (folder / "status").read_text())
+    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.parametrize("line", ["a pass every", "pass over"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_right_after_the_start_or_between_two_passes_ends_it_at_once(
-    run: Callable[..., Process], line: str, signum: int
+    run: Callable[..., Command], line: str, signum: int
 ) -> None:
     process = run("--interval", "3600")
     process.says(line)
-    process.signal(signum)
-    assert process.end(10) == 0, process.log
+    assert process.stop(signum) == 0, process.log
     assert process.log.endswith("INFO    stopped\n")
 
 
@@ -138,7 +114,7 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
     [([signal.SIGTERM], 0), (2 * [signal.SIGTERM], 143), (2 * [signal.SIGINT], 130)],
 )
 def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_it_at_once(
-    api: Api, run: Callable[..., Process], signals: list[int], code: int
+    api: Api, run: Callable[..., Command], signals: list[int], code: int
 ) -> None:
     in_progress = slow_creates(api, 60)
     api.world.add(milvus("x"))
@@ -146,7 +122,7 @@ def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_i
     assert in_progress.wait(20)
     for signum in signals:
         assert process.process.poll() is None, "it waits for the write in progress"
-        process.signal(signum)
+        process.process.send_signal(signum)
         time.sleep(0.3)
     assert process.end(15) == code, "0 means that its four seconds were over"
     assert "Traceback" not in process.log
@@ -154,7 +130,7 @@ def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_i
 
 @pytest.mark.parametrize("interval", ["3600", "0.3"])
 def test_writes_in_progress_are_finished_before_it_ends_and_no_other_begins(
-    api: Api, run: Callable[..., Process], interval: str
+    api: Api, run: Callable[..., Command], interval: str
 ) -> None:
     """Even those that take longer than their pass."""
     in_progress = slow_creates(api, 2.5)
@@ -162,7 +138,6 @@ def test_writes_in_progress_are_finished_before_it_ends_and_no_other_begins(
     process = run("--interval", interval, "--workers", "1")
     assert in_progress.wait(20)
     time.sleep(1.2)
-    process.signal(signal.SIGTERM)
-    assert process.end() == 0
+    assert process.stop() == 0
     assert "created pod test/x-0\n" in process.log
     assert api.world.pods() == ["x-0"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,18 @@ pytestmark = pytest.mark.platform
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, request: pytest.FixtureRequest) -> Serve:
     """Serves the API with such a certificate, signed by an authority."""
-    started = []
 
-    def start(**certified: Any) -> Api:
+    def start(key_identifiers: bool = True, **certified: Any) -> Api:
         certificate(tmp_path / "another")
-        identified = {"key_identifiers": certified.get("key_identifiers", True)}
-        authority = certificate(tmp_path / "authority", **identified)
-        certificate(tmp_path / "server", authority, **certified)
-        started.append(Api(tmp_path, milvus("x"), tls=server_context(tmp_path / "server")))
-        return started[-1]
+        authority = certificate(tmp_path / "authority", key_identifiers=key_identifiers)
+        certificate(tmp_path / "server", authority, key_identifiers=key_identifiers, **certified)
+        api = Api(tmp_path, milvus("x"), tls=server_context(tmp_path / "server"))
+        request.addfinalizer(api.close)
+        return api
 
-    yield start
-    for api in started:
-        api.close()
+    return start
 
 
 @pytest.mark.filterwarnings("error::urllib3.exceptions.InsecureRequestWarning")
