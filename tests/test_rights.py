@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Obj, client, make_pass, new_operator
+from tests.lib.kit import TOP, Kube, Obj, make_pass, new_operator
 from tests.lib.wire import Request, Wire
 
 Right = tuple[str, str, str]  # verb, resource, group
@@ -126,18 +126,3 @@ def test_a_missing_right_is_named_once_and_everything_else_goes_on(
         assert "kept-0" in kube.names()
     if verb != "list" and "status" not in resource:
         assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]
-
-
-def test_pod_security_accepts_the_operators_pod(
-    kube: Kube, installed: tuple[list[Obj], str]
-) -> None:
-    documents, namespace = installed
-    template = documents[-1]["spec"]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", **template}
-    pod["metadata"] = {"name": "as-deployed", "namespace": namespace, **template["metadata"]}
-    pods = mo.pods(client(kube.plane))
-    pods.create(body=pod, namespace=namespace, dry_run="All")
-    if namespace != kube.ns:
-        del pod["spec"]["containers"][0]["securityContext"]["capabilities"]
-        with pytest.raises(Exception, match="violates PodSecurity"):
-            pods.create(body=pod, namespace=namespace, dry_run="All")

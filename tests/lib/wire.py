@@ -35,7 +35,6 @@ class Request(NamedTuple):
     verb: str
     path: str
     query: dict[str, list[str]]
-    body: bytes
     code: int
     credentials: str  # the Authorization header
 
@@ -111,7 +110,7 @@ class Api(Wire):
         def fault(handler: Handler, verb: str, path: str) -> bool:
             is_rejected = handler.headers.get("Authorization") != f"Bearer {token}"
             if is_rejected:
-                handler.answer(401, b"{}")
+                handler.answer(401, b"Unauthorized", "text/plain")
             return is_rejected
 
         self.fault = fault
@@ -168,16 +167,16 @@ class Handler(BaseHTTPRequestHandler):
             for key, value in self.headers.items()
             if key.lower() not in ("host", "content-length")
         }
-        url, body = urlsplit(self.path), self.seen
+        url = urlsplit(self.path)
         answer: urllib3.BaseHTTPResponse = self.wire.upstream.request(
-            self.command, self.wire.server + self.path, body=body, headers=headers
+            self.command, self.wire.server + self.path, body=self.seen, headers=headers
         )
         if self.asked:
             self.asked.is_done = answer.status == 200
         if self.wire.keep:
             who = self.headers.get("Authorization", "")
             self.wire.requests.append(
-                Request(self.command, url.path, parse_qs(url.query), body, answer.status, who)
+                Request(self.command, url.path, parse_qs(url.query), answer.status, who)
             )
         return answer
 
