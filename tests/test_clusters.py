@@ -1,10 +1,10 @@
-"""Clusters with an older CRD, without a CRD, or with Pod Security."""
+"""What a cluster stores whose CRD is older, or checks little, harms nobody."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
+import re
 import resource
 import subprocess
 import sys
@@ -23,27 +23,8 @@ from tests.lib.kit import (
     make_pass,
     new_operator,
     original_crd,
-    rest,
     settle,
 )
-from tests.lib.wire import Wire
-
-
-def test_pod_security_limits_what_spec_pod_can_ask_for_and_costs_no_pod(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=baseline")
-    kube.create()
-    rest(operator, kube, "x-0")
-    before = kube.uids()
-    kube.change(pod={"spec": {"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}})
-    kube.create("y", pod={"spec": {"hostNetwork": True}})
-    settle(operator)
-    assert kube.uids() == before
-    for name in ("x", "y"):
-        reconciled = kube.condition("Reconciled", name)
-        assert (reconciled["status"], reconciled["reason"]) == ("False", "Forbidden")
-        assert 'violates PodSecurity "baseline' in reconciled["message"]
 
 
 def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_updated(
@@ -72,57 +53,38 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
     assert "status" not in kube.get("milvus-crd-test")
     before = kube.uids()
     other_crd(yaml.safe_load((TOP / "crd.yaml").read_text()))
-
-    def is_served() -> bool:
-        told()
-        names = ("milvus-crd-test", "negative")
-        reasons = [kube.condition("Reconciled", name).get("reason") for name in names]
-        return reasons == ["SpecIsText", "Invalid"]
-
-    eventually(is_served)
+    eventually(lambda: told() and kube.condition("Reconciled", "negative").get("reason"))
+    assert kube.condition("Reconciled", "milvus-crd-test")["reason"] == "SpecIsText"
     assert kube.uids() == before
     assert f"resolved: {errors[0].partition(': ')[0]}" in caplog.text
 
 
+def create_raw(kube: Kube, name: str, spec: str) -> None:
+    """Create a Milvus from a spec in JSON, if the API server accepts it."""
+    head = (
+        f'"apiVersion": "{mo.API_VERSION}", "kind": "{mo.KIND}", "metadata": {{"name": "{name}"}}'
+    )
+    kube.request("POST", kube.milvuses_path, body=f'{{{head}, "spec": {spec}}}'.encode())
+
+
 @pytest.mark.platform
-def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube, other_crd: Any) -> None:
+def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None:
     """Thread stacks are as small as with musl; Python 3.13 recurses until the stack is full."""
-    other_crd(original_crd(**{"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
     for depth in (900, 4000, 9900):
         deep = '{"a":' * depth + "1" + "}" * depth
-        create_raw(kube, f"deep-{depth}", f'{{"image": "a", "x": {deep}}}')
+        create_raw(kube, f"deep-{depth}", f'{{"image": "a", "pod": {{"spec": {deep}}}}}')
     kube.create("y")
     done = subprocess.run(
         [sys.executable, str(TOP / "milvus_operator.py"), "--once", "-n", kube.ns],
         env=os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}, capture_output=True,
         text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)),
     )  # fmt: skip
-    assert "Traceback" not in done.stderr, "the CRD has no status, so it does not exit with 0"
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("nested more than 100 levels deep") == 3
     assert kube.names() == ["y-0"], done.stderr
 
 
-def test_a_missing_crd_is_told_once_and_waited_for(
-    kube: Kube, caplog: pytest.LogCaptureFixture
-) -> None:
-    operator = new_operator(kube)
-    kube.kubectl("delete", "-f", str(TOP / "crd.yaml"))
-    try:
-        eventually(lambda: not make_pass(operator))
-        for _ in range(3):
-            assert not make_pass(operator)
-    finally:
-        kube.kubectl("apply", "-f", str(TOP / "crd.yaml"))
-    message = f"{operator.cluster.server} does not serve milvuses.zilliz.com"
-    advice = "install the CRD with `kubectl apply -f crd.yaml`"
-    assert caplog.text.count(f"{message}: {advice}") == 1
-    eventually(lambda: make_pass(operator))
-    assert f"resolved: {message}" in caplog.text
-    eventually(lambda: kube.create(), ignoring=(Exception,))
-    make_pass(operator)
-    assert kube.names() == ["x-0"]
-
-
-# --- Hundreds of bad specs ---
+# --- Bad specs ---
 POD_SPECS: list[Any] = [
     {"containers": "milvus"}, {"containers": {"name": "milvus"}}, {"containers": [1, None, []]},
     {"containers": [{}, {"name": None}, {"name": {}}]}, {"securityContext": []},
@@ -134,57 +96,28 @@ POD_SPECS: list[Any] = [
     {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "lots"}}]}, {"nodeName": "nowhere"},
     {"serviceAccountName": "nobody"}, {"restartPolicy": "Never"}, {"hostNetwork": "yes"},
 ]  # fmt: skip
-METADATA: list[Any] = [
-    {"name": "kube-system"}, {"namespace": "kube-system"}, {"ownerReferences": []}, 7, None,
-    {"finalizers": ["never/ends"]}, {"labels": {"no label!": "x"}}, {"labels": {"a": 1}},
-    {"labels": dict.fromkeys((mo.NAME_LABEL, mo.INSTANCE_LABEL, mo.MANAGED_BY_LABEL), "x")},
-    {"annotations": {mo.TEMPLATE_HASH: "0"}}, {"annotations": "text"}, {"labels": []},
+WORDS = [  # which must not pass for the server's, nor control a terminal
+    "system:anonymous", "cannot set blockOwnerDeletion", "\x1b[2J\x1b]0;owned\x07\x9b31m",
+    'x: User "system:anonymous" cannot create resource "pods" in API group ""',
 ]  # fmt: skip
 FIELDS: list[Any] = [
     {"replicas": 2**63 - 1}, {"replicas": 10**30}, {"replicas": 1.5}, {"replicas": True},
     {"milvusSpec": {"a": 1}}, {"milvusSpec": "proxy.port: 1"}, {"milvusSpec": "a" * 99_999},
     {"storage": {}}, {"storage": "10Gi"}, {"storage": {"size": "0"}}, {"storage": {"size": []}},
     {"storage": {"size": "1Gi", "storageClassName": {}}}, {"pod": "text"}, {"pod": [1, 2]},
+    {"pod": {"metadata": {"labels": {"no label!": "x"}, "finalizers": ["never/ends"]}}},
     *({"pod": {"spec": spec}} for spec in POD_SPECS),
-    *({"pod": {"metadata": metadata}} for metadata in METADATA),
+    *({"pod": {"spec": {"dnsPolicy": words}}} for words in WORDS),
+    *({"pod": {"spec": {"priorityClassName": words}}} for words in WORDS),
 ]  # fmt: skip
 SPECS: list[Any] = [
     [], None, 7, "text", {"image": "  "}, {"image": "i" * 1_000_000}, {"image": ["milvus"]},
     *({"image": "a"} | fields for fields in FIELDS),
 ]  # fmt: skip
-ATOMS: list[Any] = [None, True, 0, -1, 1.5, 2**62, "", "a", "é😀", "a: 1", "\0", "x" * 300, {}, []]
-KEYS = ["name", "metadata", "spec", "labels", "containers", "env", "value", "volumes", "size", ""]
 
 
-def random_spec(dice: random.Random) -> Any:
-    """Any value in any field."""
-
-    def anything(levels: int) -> Any:
-        kind = dice.random() if levels else 0
-        if kind < 0.4:
-            return dice.choice(ATOMS)
-        if kind < 0.7:
-            return [anything(levels - 1) for _ in range(dice.randint(0, 4))]
-        return {dice.choice(KEYS): anything(levels - 1) for _ in range(dice.randint(0, 4))}
-
-    names = ("image", "replicas", "milvusSpec", "storage", "pod", "other")
-    fields = {name: anything(4) for name in names if dice.random() < 0.4}
-    if "pod" in fields and dice.random() < 0.6:
-        container = {"name": "milvus", dice.choice(KEYS): anything(3)}
-        fields["pod"] = {"spec": {"containers": [container], dice.choice(KEYS): anything(3)}}
-    return {"image": "milvus:1"} | fields
-
-
-def create_raw(kube: Kube, name: str, spec: str) -> bool:
-    """Create a Milvus from a spec in JSON; returns whether the API server has accepted it."""
-    metadata = json.dumps({"name": name})
-    head = f'"apiVersion": "{mo.API_VERSION}", "kind": "{mo.KIND}"'
-    body = f'{{{head}, "metadata": {metadata}, "spec": {spec}}}'
-    return kube.request("POST", kube.milvuses_path, body=body.encode()).status == 201
-
-
-def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
-    kube: Kube, other_crd: Any, caplog: pytest.LogCaptureFixture, wire: Wire
+def test_bad_specs_get_a_clear_message_and_harm_nobody(
+    kube: Kube, operator: mo.Operator, other_crd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the original CRD and a status subresource, the API server stores almost anything."""
     anything = {"x-kubernetes-preserve-unknown-fields": True}
@@ -193,36 +126,27 @@ def test_hundreds_of_bad_specs_get_a_clear_message_and_harm_nobody(
     version["subresources"] = {"status": {}}
     version["schema"]["openAPIV3Schema"] |= anything
     other_crd(crd)
-    dice = random.Random(6)
-    specs = [*SPECS, *(random_spec(dice) for _ in range(200))]
-    stored = [create_raw(kube, f"bad-{i}", json.dumps(spec)) for i, spec in enumerate(specs)]
-    assert sum(stored) > 200
+    for number, spec in enumerate(SPECS):
+        create_raw(kube, f"bad-{number}", json.dumps(spec))
     for name in ("a-good", "z-good"):
         kube.create(name, replicas=2)
-    clock = StillClock()
-    operator = new_operator(kube, server=wire.url, clock=clock)
     settle(operator)
     good = ("a-good-0", "a-good-1", "z-good-0", "z-good-1")
     eventually(lambda: all(mo.is_ready(kube.all_pods()[name]) for name in good))
     settle(operator)
     items = json.loads(kube.request("GET", kube.milvuses_path).data)["items"]
+    assert len(items) > 30
     uids = {mo.uid_of(milvus): mo.name_of(milvus) for milvus in items}
     for milvus in items:
         reconciled = mo.condition_of(milvus, "Reconciled")
         assert reconciled["message"], milvus
         assert reconciled["reason"] in ("Reconciled", "SpecIsText", "Invalid", "Forbidden"), milvus
         assert "\n" not in reconciled["message"], milvus
-        assert "nexpected" not in reconciled["message"], milvus
-    pods = kube.all_pods()
-    for name, pod in pods.items():
+    for name, pod in kube.all_pods().items():
         assert name.rpartition("-")[0] == uids[mo.owner_uid(pod) or ""]
         assert mo.labels_of(pod)[mo.MANAGED_BY_LABEL] == mo.MANAGER
-    wire.requests.clear()
-    make_pass(operator)
-    assert {request.verb for request in wire.requests} == {"GET"}, "what was refused backs off"
-    clock.skip(300)
-    make_pass(operator)
-    assert "POST" in {request.verb for request in wire.requests}, "and is tried again"
-    for line in caplog.messages:
-        assert "nexpected" not in line
-        assert len(line) < 1500
+    ours = [record for record in caplog.records if record.name == "milvus_operator"]
+    for record in ours:
+        assert record.levelname != "ERROR", "no Milvus is an outage"
+        assert len(record.getMessage()) < 1500
+        assert not re.search(r"[\x00-\x1f\x7f-\x9f]", mo.text_line(record))

@@ -2,145 +2,90 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cryptography import x509
 
-from tests.lib.certificates import certificate
-from tests.lib.kit import Command, Kube, kubeconfig, make_pass, new_wire, operator_of
+from tests.lib.certificates import certificate, server_context
+from tests.lib.kit import Obj, make_pass
+from tests.lib.wire import Api
+from tests.lib.world import milvus
 
-Start = Callable[..., Command]
-Obj = dict[str, Any]
+AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig
+ANOTHER: Obj = {"certificate_authority": "another/crt"}
+TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in the certificate
+UNKNOWN = (
+    "self-signed certificate|unable to get local issuer certificate|certificate signature failure"
+)
+Serve = Callable[..., Api]
 pytestmark = pytest.mark.platform
-Serve = Callable[..., str]
 
 
 @pytest.fixture
-def serve(kube: Kube, tmp_path: Path) -> Iterator[Serve]:
-    """Serves the API with one certificate; returns a kubeconfig that trusts another one."""
-    wires = []
+def serve(tmp_path: Path, request: pytest.FixtureRequest) -> Serve:
+    """Serves the API with such a certificate, signed by an authority."""
 
-    def start(served: Path, trusted: Path, **changes: str) -> str:
-        wires.append(new_wire(kube.plane, served))
-        bundle = base64.b64encode((trusted / "crt").read_bytes()).decode()
-        changes |= {"server": wires[-1].url, "certificate_authority_data": bundle}
-        return kubeconfig(tmp_path / "config", kube.plane, **changes)
+    def start(key_identifiers: bool = True, **certified: Any) -> Api:
+        certificate(tmp_path / "another")
+        authority = certificate(tmp_path / "authority", key_identifiers=key_identifiers)
+        certificate(tmp_path / "server", authority, key_identifiers=key_identifiers, **certified)
+        api = Api(tmp_path, milvus("x"), tls=server_context(tmp_path / "server"))
+        request.addfinalizer(api.close)
+        return api
 
-    yield start
-    for wire in wires:
-        wire.close()
+    return start
 
 
+@pytest.mark.filterwarnings("error::urllib3.exceptions.InsecureRequestWarning")
 @pytest.mark.parametrize(
-    ("of_authority", "of_server"),
+    ("certified", "cluster"),
     [
-        ({}, {}),
-        ({}, {"key_identifiers": False}),
-        ({"key_identifiers": False}, {"key_identifiers": False}),
-        ({"key_usage": False}, {}),
-        ({"critical": False}, {}),
+        ({}, AUTHORITY),
+        ({"key_identifiers": False}, AUTHORITY),
+        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}),
+        ({}, {"insecure_skip_tls_verify": True}),
     ],
-    ids=["today's", "no authority key", "no keys", "no key usage", "not critical"],
+    ids=["today's", "older", "with the name of another host", "not verified"],
 )
-def test_certificates_of_older_clusters_are_accepted(
-    kube: Kube, command: Start, serve: Serve, tmp_path: Path, of_authority: Obj, of_server: Obj
+def test_certificates_are_accepted_as_by_kubectl(
+    serve: Serve, certified: Obj, cluster: Obj
 ) -> None:
-    """By default, Python 3.13 and later accept only the first of them; kubectl accepts all."""
-    authority = certificate(tmp_path / "authority", **of_authority)
-    certificate(tmp_path / "server", authority, **of_server)
-    kube.create()
-    process = command("--once", "--kubeconfig", serve(tmp_path / "server", tmp_path / "authority"))
-    assert process.end() == 0, process.log
-    assert kube.names() == ["x-0"]
+    """By default, Python 3.13 and later reject those without key identifiers."""
+    api = serve(**certified)
+    assert make_pass(api.operator(api.kubeconfig(**cluster)))
+    assert api.world.pods() == ["x-0"]
 
 
 @pytest.mark.parametrize(
-    ("authority", "of_server", "reason"),
+    ("certified", "cluster", "reason"),
     [
-        ("authority", {"days": -1}, "certificate has expired"),
-        ("another", {}, "self-signed certificate in certificate chain|"
-                        "unable to get local issuer certificate|certificate signature failure"),
-        ("authority", {"host": x509.DNSName("elsewhere.example")}, "IP address mismatch"),
+        ({"days": -1}, AUTHORITY, "certificate has expired"),
+        ({}, ANOTHER, UNKNOWN),
+        ({}, {}, UNKNOWN),
+        (TUNNEL, AUTHORITY, "IP address mismatch"),
+        (TUNNEL, AUTHORITY | {"tls_server_name": "elsewhere.example"}, "Hostname mismatch"),
     ],
-    ids=["expired", "of another authority", "of another host"],
-)  # fmt: skip
+)
 def test_an_invalid_certificate_is_refused_with_the_reason(
-    kube: Kube,
-    command: Start,
-    serve: Serve,
-    tmp_path: Path,
-    authority: str,
-    of_server: Obj,
-    reason: str,
+    serve: Serve, certified: Obj, cluster: Obj, reason: str
 ) -> None:
-    certificate(tmp_path / "another")
-    certificate(tmp_path / "server", certificate(tmp_path / "authority"), **of_server)
-    kube.create()
-    process = command("--once", "--kubeconfig", serve(tmp_path / "server", tmp_path / authority))
-    assert process.end() == 1
-    (line,) = (line for line in process.log.splitlines() if "ERROR" in line)
-    assert re.search(
-        f"requests to https://127.0.0.1:.* fail: .*certificate verify failed: ({reason})", line
-    )
-    assert "Traceback" not in process.log
-    assert kube.names() == []
-
-
-def test_the_certificate_must_name_the_host_in_tls_server_name(
-    kube: Kube, command: Start, serve: Serve, tmp_path: Path
-) -> None:
-    """For a server behind a tunnel, whose address is not in its certificate."""
-    certificate(
-        tmp_path / "server",
-        certificate(tmp_path / "authority"),
-        host=x509.DNSName("kubernetes.example"),
-    )
-    kube.create()
-    for name, code in {"elsewhere.example": 1, "kubernetes.example": 0}.items():
-        file = serve(tmp_path / "server", tmp_path / "authority", tls_server_name=name)
-        process = command("--once", "--kubeconfig", file)
-        assert process.end() == code, process.log
-    assert kube.names() == ["x-0"]
-
-
-def test_tls_is_verified_unless_the_kubeconfig_says_otherwise(
-    kube: Kube, command: Start, serve: Serve, tmp_path: Path
-) -> None:
-    certificate(tmp_path / "server", certificate(tmp_path / "authority"))
-    file = Path(serve(tmp_path / "server", tmp_path / "authority"))
-    content = yaml.safe_load(file.read_text())
-    cluster = content["clusters"][0]["cluster"]
-    del cluster["certificate-authority-data"]
-    for code, insecure in ((1, False), (0, True)):
-        cluster["insecure-skip-tls-verify"] = insecure
-        file.write_text(yaml.safe_dump(content))
-        process = command("--kubeconfig", str(file), "--once")
-        assert process.end() == code, process.log
-        assert ("certificate verify failed" in process.log) != insecure
-        assert "Warning" not in process.log
+    api = serve(**certified)
+    (line,) = api.operator(api.kubeconfig(**cluster)).run_pass(60).outages
+    words = f"cannot list from {api.url}: .*certificate verify failed: ({reason})"
+    assert re.match(words, line), line
+    assert api.world.pods() == []
 
 
 def test_an_authority_that_is_replaced_is_trusted_in_the_next_pass(
-    kube: Kube, serve: Serve, tmp_path: Path
+    serve: Serve, tmp_path: Path
 ) -> None:
     """Its bundle is a file that is rewritten."""
-    certificate(tmp_path / "earlier")
-    certificate(tmp_path / "server", certificate(tmp_path / "authority"))
-    file = Path(serve(tmp_path / "server", tmp_path / "authority"))
-    content = yaml.safe_load(file.read_text())
-    cluster = content["clusters"][0]["cluster"]
-    del cluster["certificate-authority-data"]
-    cluster["certificate-authority"] = str(tmp_path / "bundle")
-    file.write_text(yaml.safe_dump(content))
-    bundle = tmp_path / "bundle"
-    bundle.write_bytes((tmp_path / "earlier" / "crt").read_bytes())
-    operator = operator_of(str(file), kube)
+    api = serve()
+    operator = api.operator(api.kubeconfig(**ANOTHER))
     assert not make_pass(operator)
-    bundle.write_bytes((tmp_path / "authority" / "crt").read_bytes())
+    (tmp_path / "another" / "crt").write_bytes((tmp_path / "authority" / "crt").read_bytes())
     assert make_pass(operator)

@@ -1,8 +1,9 @@
-"""Server certificates, like those of current and of older clusters."""
+"""Certificates, like those of current and of older clusters."""
 
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ def certificate(
     authority: Any = None,
     days: int = 1,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
-    key_usage: bool = True,
-    critical: bool = True,
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
@@ -36,15 +35,8 @@ def certificate(
     builder = builder.not_valid_before(now - timedelta(days=10))
     builder = builder.not_valid_after(now + timedelta(days=days))
     constraints = x509.BasicConstraints(ca=not authority, path_length=None)
-    builder = builder.add_extension(constraints, critical=critical)
-    if authority:
-        builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
-    if key_usage:
-        others = "content_commitment data_encipherment key_agreement encipher_only decipher_only"
-        usage = dict.fromkeys(others.split(), False)
-        signs = {"key_cert_sign": not authority, "crl_sign": not authority}
-        allowed = x509.KeyUsage(digital_signature=True, key_encipherment=True, **usage, **signs)
-        builder = builder.add_extension(allowed, critical=True)
+    builder = builder.add_extension(constraints, critical=True)
+    builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
     if key_identifiers:
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
@@ -54,3 +46,13 @@ def certificate(
     signed = builder.sign(signer, hashes.SHA256())
     (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return signed, key
+
+
+def server_context(server: Path, clients: Path | None = None) -> ssl.SSLContext:
+    """TLS with the certificate in a folder, for clients with a certificate of this authority."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(server / "crt", server / "key")
+    if clients:
+        tls.load_verify_locations(clients / "crt")
+        tls.verify_mode = ssl.CERT_REQUIRED
+    return tls

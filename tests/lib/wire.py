@@ -1,12 +1,14 @@
-"""A wire: a proxy to the real API server that records requests and can break them.
+"""A wire: a proxy to an API server that records requests and can break them.
 
-It forwards every request unchanged. A test may set `fault` to a function that is called with the
-handler and the request's verb and path; if it returns true, it has handled the request. A test may
-set `copy`, so that the judge hears of each request, and of each list that is delivered.
+It forwards every request unchanged: to a real API server or, with `Api`, to the one in memory. A
+test may set `fault` to a function that is called with the handler and the request's verb and path;
+if it returns true, it has handled the request. A test may set `copy`, so that the judge hears of
+each request, and of each list that is delivered.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import ssl
@@ -15,19 +17,24 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import urllib3
+import yaml
 
+import milvus_operator as mo
+from tests.lib.front import Obj, Pool
 from tests.lib.judge import Copy
+from tests.lib.server import NAMESPACE
+from tests.lib.world import World
 
 
 class Request(NamedTuple):
     verb: str
     path: str
     query: dict[str, list[str]]
-    body: bytes
     code: int
     credentials: str  # the Authorization header
 
@@ -40,7 +47,7 @@ class Wire:
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.copy: Copy | None = None
-        self.upstream = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
+        self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server, self.tls = server, tls
         self.listen(0)
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.http.server_port}"
@@ -51,18 +58,6 @@ class Wire:
         if self.tls:
             self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
-
-    def spoil(self, verb: str, part: str, code: int, body: bytes, after: float = 0) -> None:
-        """From now on, give this answer to requests of this verb with this part in the path."""
-
-        def fault(handler: Handler, asked: str, path: str) -> bool:
-            hit = asked == verb and part in path
-            if hit:
-                time.sleep(after)
-                handler.answer(code, body)
-            return hit
-
-        self.fault = fault
 
     def outage(self, seconds: float) -> None:
         """For some seconds, reset each connection that sends a request, and refuse new ones."""
@@ -78,11 +73,53 @@ class Wire:
     def close(self) -> None:
         self.over.set()
         self.stop_listening()
-        self.upstream.clear()
 
     def stop_listening(self) -> None:
         self.http.shutdown()
         self.http.server_close()
+
+
+def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster: Any) -> str:
+    """A kubeconfig for this server, with these other fields of the cluster; returns its path."""
+    fields = {key.replace("_", "-"): value for key, value in cluster.items()}
+    context = {"cluster": "a", "user": "a", "namespace": NAMESPACE}
+    parts = {"clusters": {"server": server} | fields, "users": user or {}, "contexts": context}
+    content: Obj = {key: [{"name": "a", key[:-1]: value}] for key, value in parts.items()}
+    path.write_text(yaml.safe_dump(content | {"current-context": "a"}))
+    return str(path)
+
+
+class Api(Wire):
+    """The server in memory on a port: for the command, and for an operator that connects as it does."""
+
+    def __init__(self, folder: Path, *objects: Obj, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__("http://memory", "", tls)
+        self.folder, self.world = folder, World(*objects)
+        self.upstream = Pool(self.world.server, "")
+
+    def kubeconfig(self, user: Obj | None = None, **cluster: Any) -> str:
+        return write_kubeconfig(self.folder / "config", self.url, user, **cluster)
+
+    def operator(self, file: str) -> mo.Operator:
+        cluster = mo.Cluster(functools.partial(mo.connect, file, 8), None, 10)
+        return mo.Operator(cluster, [NAMESPACE], 5, 4)
+
+    def accept(self, token: str) -> None:
+        """From now on, reject any other token."""
+
+        def fault(handler: Handler, verb: str, path: str) -> bool:
+            is_rejected = handler.headers.get("Authorization") != f"Bearer {token}"
+            if is_rejected:
+                handler.answer(401, b"Unauthorized", "text/plain")
+            return is_rejected
+
+        self.fault = fault
+
+    def tokens(self, operator: mo.Operator) -> set[str]:
+        """The tokens of the requests of one pass that were not rejected."""
+        self.requests.clear()
+        operator.run_pass(60)
+        return {request.credentials.rpartition(" ")[2] for request in self.requests}
 
 
 class Server(ThreadingHTTPServer):
@@ -109,20 +146,17 @@ class Handler(BaseHTTPRequestHandler):
             return
         copy = self.wire.copy
         self.asked = copy.asks(self.command, self.path, self.seen) if copy else None
-        try:
-            self.deal_with_it()
-        except urllib3.exceptions.HTTPError:  # the API server is down
-            self.reset()
-
-    def deal_with_it(self) -> None:
         if not self.wire.up:
             self.reset()
             return
-        handled = self.wire.fault and self.wire.fault(self, self.command, self.path)
-        if not handled and not self.wire.over.is_set():
-            answer = self.forward()
-            kind = answer.headers.get("Content-Type", "application/json")
-            self.answer(answer.status, answer.data, kind)
+        try:
+            handled = self.wire.fault and self.wire.fault(self, self.command, self.path)
+            if not handled and not self.wire.over.is_set():
+                answer = self.forward()
+                kind = answer.headers.get("Content-Type", "application/json")
+                self.answer(answer.status, answer.data, kind)
+        except urllib3.exceptions.HTTPError:  # the API server is down
+            self.reset()
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
 
@@ -133,16 +167,16 @@ class Handler(BaseHTTPRequestHandler):
             for key, value in self.headers.items()
             if key.lower() not in ("host", "content-length")
         }
-        url, body = urlsplit(self.path), self.seen
-        answer = self.wire.upstream.request(
-            self.command, self.wire.server + self.path, body=body, headers=headers
+        url = urlsplit(self.path)
+        answer: urllib3.BaseHTTPResponse = self.wire.upstream.request(
+            self.command, self.wire.server + self.path, body=self.seen, headers=headers
         )
         if self.asked:
             self.asked.is_done = answer.status == 200
         if self.wire.keep:
             who = self.headers.get("Authorization", "")
             self.wire.requests.append(
-                Request(self.command, url.path, parse_qs(url.query), body, answer.status, who)
+                Request(self.command, url.path, parse_qs(url.query), answer.status, who)
             )
         return answer
 
