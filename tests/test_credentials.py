@@ -107,7 +107,7 @@ def test_kubeconfig_may_name_several_files_and_a_token_in_another_file_is_follow
     assert api.tokens(operator) == {"second"}, "although the first is still valid"
     api.accept("third")
     told = "rejects the credentials: log in again, or renew the token"
-    assert operator.run_pass(60).outages == [f"{api.url} {told}"]
+    assert operator.run_pass().outages == [f"{api.url} {told}"]
     (tmp_path / "users" / "token").write_text("third")
     assert api.tokens(operator) == {"third"}
 
@@ -162,7 +162,7 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
     (tmp_path / "wait").touch()
     api.accept("third")
     plugin.prints("third")
-    told = "".join("".join(operator.run_pass(60).outages) for _ in range(2))
+    told = "".join("".join(operator.run_pass().outages) for _ in range(2))
     assert told.endswith("rejects the credentials: the kubeconfig's exec plugin still runs")
     (tmp_path / "wait").unlink()
     eventually(lambda: make_pass(operator))
@@ -241,7 +241,7 @@ def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None
         return True
 
     api.fault = broken
-    assert len(operator.run_pass(60).outages) == 1
+    assert len(operator.run_pass().outages) == 1
     assert len(asked) == 1
 
 

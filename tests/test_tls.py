@@ -74,7 +74,7 @@ def test_an_invalid_certificate_is_refused_with_the_reason(
     serve: Serve, certified: Obj, cluster: Obj, reason: str
 ) -> None:
     api = serve(**certified)
-    (line,) = api.operator(api.kubeconfig(**cluster)).run_pass(60).outages
+    (line,) = api.operator(api.kubeconfig(**cluster)).run_pass().outages
     words = f"cannot list from {api.url}: .*certificate verify failed: ({reason})"
     assert re.match(words, line), line
     assert api.world.pods() == []

@@ -118,7 +118,7 @@ class Api(Wire):
     def tokens(self, operator: mo.Operator) -> set[str]:
         """The tokens of the requests of one pass that were not rejected."""
         self.requests.clear()
-        operator.run_pass(60)
+        operator.run_pass()
         return {request.credentials.rpartition(" ")[2] for request in self.requests}
 
 
