@@ -24,7 +24,7 @@ from benchmarks import fingerprint
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate
 from tests.lib.chaos import Faults, Recorder, Users
-from tests.lib.judge import Copy, Judge
+from tests.lib.judge import Judge
 from tests.lib.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.lib.wire import Wire
 
@@ -75,7 +75,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, **t
     if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
     users, faults, judge = Users(kube, seed=9), Faults(seed=8, reads=share, writes=share), Judge()
     recorder = Recorder(kube)
-    wire.copy, wire.keep = Copy(judge), False
+    wire.copy, wire.keep = judge, False
     samples, log = list[Sample](), folder / "operator.log"
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **tls)
     options = ["-n", kube.ns, "--interval=0.5", "--timeout=2"]
@@ -97,7 +97,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, **t
         eventually(users.are_served, 90, ignoring=(AssertionError,))
     finally:
         operator.kill()
-    harm = judge.sentence(recorder.history(), users.deleted)
+    harm = judge.harm(recorder.history(), users.deleted)
     assert not harm, "\n".join(harm)
     said = log.read_text()
     assert "Traceback" not in said
