@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,41 +281,31 @@ def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
     ], done.stderr
 
 
-def made_yours(source: str, names: str, kind: str) -> str:
-    """The module with other constants of these names, and with another section "The kind"."""
-    start = source.index("# ---------- The kind")
-    end = source.index("# ---------- ", start + 1)
-    head, rest = source[:start], source[end:]
-    for line in names.splitlines():
-        left = line.partition(" = ")[0]
-        head, found = re.subn(f"^{re.escape(left)} = .*$", line, head, flags=re.M)
-        assert found == 1, left
-    return f"{head}{kind}\n\n{rest}"
-
-
 def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     """The changes in docs/make-it-yours.md turn it into an operator for another kind."""
     text = chapter("Another kind")
-    known = {*dir(mo), "milvusSpec"}
-    assert {*re.findall(r"`([A-Za-z_]+)`", text)} <= known
+    assert {*re.findall(r"`([A-Za-z_]+)`", text)} <= {*dir(mo), "milvusSpec"}
     (names, kind), (commands,) = blocks("python", text), blocks("sh", text)
+    source = (TOP / "milvus_operator.py").read_text()
+    for line in names.splitlines():
+        left = re.escape(line.partition(" = ")[0])
+        source, found = re.subn(f"^{left} = .*$", line, source, flags=re.M)
+        assert found == 1, left
+    section = r"^# -+ The kind.*?(?=^# -+ The core)"
+    source, found = re.subn(section, lambda _: f"{kind}\n\n", source, flags=re.M | re.S)
+    assert found == 1
     operator, config = tmp_path / "milvus_operator.py", tmp_path / "kubeconfig"
-    operator.write_text(made_yours((TOP / "milvus_operator.py").read_text(), names, kind))
+    operator.write_text(source)
     for name in ("crd.yaml", "deploy.yaml"):
-        (tmp_path / name).write_text((TOP / name).read_text())
+        shutil.copy(TOP / name, tmp_path)
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
-    cache = {
-        "apiVersion": "example.com/v1",
-        "kind": "Cache",
-        "metadata": {"name": "c"},
-        "spec": {"image": "redis:8", "replicas": 2},
-    }
+    cache = {"apiVersion": "example.com/v1", "kind": "Cache", "metadata": {"name": "c"}}
+    body = json.dumps(cache | {"spec": {"image": "redis:8", "replicas": 2}})
     system = "--namespace=cache-operator-system"
     try:
         for name in ("cache-crd.yaml", "cache-deploy.yaml"):
             kube.kubectl("apply", system, "-f", str(tmp_path / name))
         kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
-        body = json.dumps(cache)
         eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=body, check=False))
         token = kube.kubectl("create", "token", "cache-operator", system).strip()
         env = os.environ | {"KUBECONFIG": kubeconfig(config, kube.plane, token=token)}

@@ -132,7 +132,7 @@ def test_the_pod_monitor_finds_the_operator() -> None:
 
 def test_the_alerts_use_only_metrics_that_exist_and_the_document_names_them() -> None:
     for alert in ALERTS:
-        used = re.findall(r'(milvus_operator_\w+)(?:\{(\w+)="(\w+)"\})?', alert["expr"])
+        used = re.findall(r'(milvus_\w+)(?:\{(\w+)="(\w+)"\})?', alert["expr"])
         assert used, alert["alert"]
         for name, label, value in used:
             assert METRICS[name]._labelnames == ((label,) if label else ())

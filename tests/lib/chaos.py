@@ -242,6 +242,13 @@ class Users:
             assert (said, {*status.get("pods", ())}) == (expected, wanted), name
         return True
 
+    def check_harm(self, by: judge.Judge, recorder: Recorder) -> None:
+        """Let the judge see all that has happened. Raises AssertionError with the harm."""
+        harm = by.harm(recorder.history(), self.deleted)
+        print(f"{self.changes} changes by users, {dict(by.seen)}")
+        assert not harm, "\n".join(harm)
+        assert by.seen["Ready pods rolled"] > 0, "the judge has seen too little"
+
 
 # --- The recorder ---
 class Recorder:
