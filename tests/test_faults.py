@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,16 @@ from urllib3.exceptions import HTTPError
 from local.controlplane import ControlPlane
 from tests.lib.chaos import FAULTS, Faults, Kills, Recorder, Users
 from tests.lib.judge import Judge
-from tests.lib.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.lib.kit import (
+    Command,
+    Kube,
+    eventually,
+    kubeconfig,
+    make_pass,
+    new_namespace,
+    new_operator,
+    new_wire,
+)
 from tests.lib.soak import soak
 from tests.lib.wire import Wire
 
@@ -28,19 +38,43 @@ def is_enough(faults: Faults, judge: Judge, share: float) -> bool:
 @pytest.mark.timeout(900)  # seconds; a quiet machine needs a tenth of that
 @pytest.mark.parametrize("share", [0.2, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_is_lost_and_nobody_is_harmed_whatever_fails_on_the_wire(
-    kube: Kube, wire: Wire, tmp_path: Path, share: float
+    kube: Kube, wire: Wire, caplog: pytest.LogCaptureFixture, share: float
 ) -> None:
-    """A thousand faults, or a share of them."""
+    """A thousand faults, or a share of them. Passes follow each other without a pause."""
+    users, judge, recorder = Users(kube, seed=2), Judge(), Recorder(kube)
     faults = Faults(seed=1, reads=0.15, writes=0.4)
-    soak(kube, wire, tmp_path, faults, lambda _, judge: is_enough(faults, judge, share))
+    operator, stopping = new_operator(kube, wire.url, timeout=2), threading.Event()
+
+    def run() -> None:
+        while not stopping.is_set():
+            make_pass(operator)
+
+    wire.copy, wire.keep, wire.fault = judge, False, faults
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        while not is_enough(faults, judge, share):
+            assert thread.is_alive()
+            users.change()
+            time.sleep(0.1)
+            if users.changes % 20 == 0:
+                wire.outage(0.3)
+        faults.stop()
+        users.settle_down()
+        eventually(users.are_served, 120, ignoring=(AssertionError,))
+    finally:
+        stopping.set()
+        thread.join()
+    users.check_harm(judge, recorder)
+    ours = [record for record in caplog.records if record.name == "milvus_operator"]
+    assert not [one for one in ours if one.exc_info or "unexpected" in one.getMessage()]
 
 
 @pytest.mark.slow
 def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(
     kube: Kube, wire: Wire, tmp_path: Path
 ) -> None:
-    faults = Faults(seed=8, reads=0.03, writes=0.03)
-    run = soak(kube, wire, tmp_path, faults, lambda seconds, _: seconds > 20)
+    run = soak(kube, wire, tmp_path, seconds=20)
     assert not run.growth(), run
 
 

@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -62,35 +61,26 @@ class Soak(NamedTuple):
         ]
 
 
-def soak(
-    kube: Kube,
-    wire: Wire,
-    folder: Path,
-    faults: Faults,
-    is_over: Callable[[float, Judge], bool],
-    **tls: str,
-) -> Soak:
-    """Run it until it is over, after some seconds or because of what the judge has seen; wait until
-    every Milvus has what its spec asks for; and judge. Raises AssertionError if harm was done.
-    `tls` is what the kubeconfig must say about the wire's certificate."""
+def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> Soak:
+    """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError
+    if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
+    faults = Faults(seed=8, reads=0.03, writes=0.03)
     users, judge, recorder = Users(kube, seed=9), Judge(), Recorder(kube)
     log, samples = folder / "operator.log", list[tuple[float, list[float]]]()
     wire.copy, wire.keep = judge, False
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **tls)
-    options = ["-n", kube.ns, "--interval=0.1", "--timeout=2"]
+    options = ["-n", kube.ns, "--interval=0.5", "--timeout=2"]
     with log.open("w") as stderr:
         operator = Command(*options, env={"KUBECONFIG": config}, stderr=stderr)
     try:
         kube.create("warm", replicas=60)  # so that each worker has its connection from the start
         eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
         wire.fault, started = faults, time.monotonic()
-        while not is_over(now := time.monotonic() - started, judge):
+        while (now := time.monotonic() - started) < seconds:
             if now >= len(samples):
                 samples.append((now, measure(operator.process.pid)))
             users.change()
-            time.sleep(0.1)
-            if users.changes % 20 == 0:
-                wire.outage(0.3)
+            time.sleep(0.3)
         faults.stop()
         users.settle_down()
         eventually(users.are_served, 120, ignoring=(AssertionError,))
@@ -133,8 +123,7 @@ def main(minutes: float) -> int:
         wire = new_wire(plane, Path(folder, "server"))
         bundle = base64.b64encode(Path(folder, "authority", "crt").read_bytes()).decode()
         tls = {"certificate_authority_data": bundle}
-        faults = Faults(seed=8, reads=0.03, writes=0.03)
-        run = soak(kube, wire, Path(folder), faults, lambda now, _: now > 60 * minutes, **tls)
+        run = soak(kube, wire, Path(folder), 60 * minutes, **tls)
         wire.close()
     text = report(minutes, run)
     print(text)
