@@ -74,9 +74,8 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
                 plane = stack.enter_context(ControlPlane())
         except Unavailable as error:
             stop(request.session, error)
-        os.environ["KUBECACHEDIR"] = (
-            f"{plane.folder}/kubectl"  # also for commands of make and of the documents
-        )
+        # Also for commands of make and of the documents.
+        os.environ["KUBECACHEDIR"] = f"{plane.folder}/kubectl"
         kube = Kube(plane, "default")
         eventually(lambda: kube.milvuses.get(namespace="default"), ignoring=(ApiException,))
         yield plane
@@ -130,7 +129,7 @@ def command(kube: Kube) -> Iterator[Callable[..., Command]]:
 
     def start(*arguments: str, kubeconfig: str = "", env: Obj | None = None) -> Command:
         env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
-        if not {"-n", "-A"} & set(arguments) and kubeconfig == "":
+        if not {"-n", "-A"} & set(arguments) and not kubeconfig:
             arguments = ("-n", kube.ns, *arguments)
         started.append(Command(*arguments, env=env))
         return started[-1]

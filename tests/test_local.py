@@ -11,22 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from local import controlplane, demo
+from local import controlplane
 from tests.lib.kit import TOP, eventually
 
 SCRIPT = str(TOP / "local" / "controlplane.py")
 
 
 def processes_of(folder: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if folder in command:
-            found.append(command)
-    return found
+    """The processes with this folder in their command line."""
+    command = ["grep", "-lsF", folder, *map(str, Path("/proc").glob("[0-9]*/cmdline"))]
+    return subprocess.run(command, capture_output=True, text=True, env={}).stdout.splitlines()
 
 
 @pytest.mark.cluster
@@ -43,46 +37,41 @@ def test_nothing_is_left_behind(signum: int) -> None:
     eventually(lambda: not processes_of(folder) and not Path(folder).exists())
 
 
+def build(**env: str) -> tuple[int, str]:
+    """The exit code of a build, and what it says about errors."""
+    command = [sys.executable, SCRIPT, "build"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
 def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
-    env = {
-        "HOME": str(tmp_path),
-        "PATH": "/nowhere",
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
+    no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    code, said = build(HOME=str(tmp_path), PATH="/nowhere", **no_index)
+    assert code == 1
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
 
 SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_cluster_rules.py"]
 
 
 @pytest.mark.parametrize(
-    "command",
-    [[SCRIPT], ["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)],
+    "command", [["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)]
 )
-def test_a_binary_that_does_not_start_is_named_once_with_the_end_of_its_log(
+def test_given_binaries_need_no_build_and_one_that_does_not_start_is_named_once_with_its_words(
     command: list[str], tmp_path: Path
 ) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
         (tmp_path / name).chmod(0o755)
-    env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path)}
+    env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path), "XDG_CACHE_HOME": "/nowhere"}
     done = subprocess.run(
         [sys.executable, *command], cwd=TOP, env=env, capture_output=True, text=True
     )
     assert done.returncode != 0
     said = done.stdout + done.stderr
-    assert (
-        len(re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said))
-        == said.count("luck")
-        == 1
-    ), said
+    found = re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said)
+    assert len(found) == said.count("luck") == 1, said
 
 
 FAKE_GO = r"""#!/bin/sh
@@ -112,15 +101,10 @@ def fake_go(tmp_path: Path) -> Path:
 def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
     fake_go: Path,
 ) -> None:
-    env = {"HOME": str(fake_go), "PATH": f"{fake_go}:/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "build"], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert (
-        "kwok was built and thrown away, because it ended with code 2: panic: no luck."
-        in done.stderr.splitlines()[-1]
-    )
+    code, said = build(HOME=str(fake_go), PATH=f"{fake_go}:/usr/bin:/bin")
+    assert code == 1
+    why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
+    assert why in said.splitlines()[-1]
     (cached,) = fake_go.glob(".cache/milvus-operator/*")
     assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
 
@@ -133,11 +117,8 @@ def test_the_cache_belongs_to_everything_that_decides_the_bytes(
         (tmp_path / file).write_bytes((controlplane.MODULES / file).read_bytes())
     folders = [controlplane.cache(module=tmp_path)]
     assert folders == [controlplane.cache()], "the same modules in another folder"
-    for name, value in (
-        ("COMMANDS", {"etcd": "another/package"}),
-        ("GO_ENV", {}),
-        ("flags", lambda module: ["-race"]),
-    ):
+    others = {"COMMANDS": {"etcd": "another/package"}, "GO_ENV": {}, "flags": lambda _: ["-race"]}
+    for name, value in others.items():
         with monkeypatch.context() as patch:
             patch.setattr(controlplane, name, value)
             folders.append(controlplane.cache(module=tmp_path))
@@ -148,36 +129,3 @@ def test_the_cache_belongs_to_everything_that_decides_the_bytes(
             pins.write("// changed\n")
         folders.append(controlplane.cache(module=tmp_path))
     assert len(set(folders)) == len(folders) == 7
-
-
-def test_kubebuilder_assets_are_preferred_and_need_no_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in controlplane.COMMANDS:
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    assert controlplane.commands() == {name: tmp_path / name for name in controlplane.COMMANDS}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    monkeypatch.delattr(controlplane, "build")
-    assert controlplane.commands() == {name: tmp_path / name for name in controlplane.COMMANDS}
-
-
-def test_the_live_table_of_the_demo_stays_below_the_log(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = demo.Screen()
-    screen.watch("NAME\nx-0")
-    screen.show("a line")
-    screen.watch("NAME\nx-0\nx-1")
-    screen.watch("")
-    screen.show("the end")
-    up = "\x1b[2A\x1b[J"
-    assert capsys.readouterr().out == (
-        f"NAME\nx-0\n{up}a line\nNAME\nx-0\n{up}NAME\nx-0\nx-1\n\x1b[3A\x1b[Jthe end\n"
-    )
-
-
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert demo.colour("x-0   1/1   Running") == "x-0   1/1   Running"
-    monkeypatch.setattr(demo, "GREEN", "<")
-    monkeypatch.setattr(demo, "PLAIN", ">")
-    assert demo.colour("NAME READY\nx-0 Running") == "NAME READY\nx-0 <Running>"

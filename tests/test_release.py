@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,10 @@ NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example/milvus-polling-operator:test"
 
 
-def make(*arguments: str, folder: Path = TOP, **options: str) -> subprocess.CompletedProcess[str]:
-    """Run make without a terminal, and with this Python instead of the virtual environment."""
-    bin_folder = os.path.dirname(sys.executable)
-    command = ["make", "-o", ".venv/run", "-o", ".venv/ready", f"BIN={bin_folder}", *arguments]
-    command += [f"{key}={value}" for key, value in options.items()]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+def make(*arguments: str, folder: Path = TOP) -> subprocess.CompletedProcess[str]:
+    """Run make with this Python instead of the virtual environment."""
+    command = ["make", "-o", ".venv/run", f"BIN={os.path.dirname(sys.executable)}", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def documents(text: str) -> dict[str, Obj]:
@@ -51,108 +46,72 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# The bundle ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def service_version(tmp_path: Path) -> Obj:
-    """The ClusterServiceVersion of the bundle."""
+def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_others(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE]
     subprocess.run(command, cwd=TOP, check=True)
-    file = tmp_path / "bundle/manifests/milvus-polling-operator.clusterserviceversion.yaml"
-    csv = yaml.safe_load(file.read_text())
-    assert isinstance(csv, dict)
-    crd = (tmp_path / "bundle/manifests/milvuses.zilliz.com.crd.yaml").read_text()
+    manifests = tmp_path / "bundle/manifests"
+    crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
     assert crd == (TOP / "crd.yaml").read_text()
     annotations = yaml.safe_load((tmp_path / "bundle/metadata/annotations.yaml").read_text())
+    labels = (tmp_path / "bundle.Dockerfile").read_text()
     for key, value in annotations["annotations"].items():
-        assert f"LABEL {key}={value}\n" in (tmp_path / "bundle.Dockerfile").read_text()
-    return csv
-
-
-def test_olm_gets_the_pod_and_the_permissions_of_deploy_yaml_and_no_others(
-    service_version: Obj,
-) -> None:
+        assert f"LABEL {key}={value}\n" in labels
+    csv = manifests / "milvus-polling-operator.clusterserviceversion.yaml"
+    (version,) = documents(csv.read_text()).values()
+    (example,) = json.loads(version["metadata"]["annotations"]["alm-examples"])
+    assert example == yaml.safe_load((TOP / "samples/minimal.yaml").read_text())
     deploy = documents((TOP / "deploy.yaml").read_text())
-    install = service_version["spec"]["install"]["spec"]
+    install = version["spec"]["install"]["spec"]
     rules = deploy["ClusterRole"]["rules"]
     assert install["permissions"] == [
         {"serviceAccountName": "milvus-polling-operator", "rules": rules}
     ]
     assert "clusterPermissions" not in install, "they are limited to the managed namespaces"
-    (deployment,) = install["deployments"]
-    container, ours = (
-        spec["template"]["spec"]["containers"][0]
-        for spec in (deployment["spec"], deploy["Deployment"]["spec"])
-    )
+    (deployment,), ours = install["deployments"], deploy["Deployment"]["spec"]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
     (targets,) = container.pop("env")
-    assert (targets["name"], targets["valueFrom"]["fieldRef"]["fieldPath"]) == (
-        "MILVUS_OPERATOR_NAMESPACE",
-        "metadata.annotations['olm.targetNamespaces']",
-    )
+    path = "metadata.annotations['olm.targetNamespaces']"
+    assert targets["name"] == "MILVUS_OPERATOR_NAMESPACE"
+    assert targets["valueFrom"]["fieldRef"]["fieldPath"] == path
     container["args"].insert(0, "--all-namespaces")
-    assert container == ours | {"image": IMAGE}
-    deployment["spec"]["template"]["spec"]["containers"] = [ours]
-    assert deployment["spec"] == deploy["Deployment"]["spec"]
-
-
-def test_the_example_in_the_bundle_is_accepted(kube: Kube, service_version: Obj) -> None:
-    (example,) = json.loads(service_version["metadata"]["annotations"]["alm-examples"])
-    kube.kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(example))
-
-
-# The files of a release ----------------------------------------------------------------
+    ours["template"]["spec"]["containers"][0]["image"] = IMAGE
+    assert deployment["spec"] == ours
 
 
 def test_a_release_is_reproducible_and_its_checksums_are_right(copy: Path) -> None:
     made = []
     for _ in range(2):
-        done = make("release", folder=copy, IMAGE=IMAGE)
+        done = make("release", f"IMAGE={IMAGE}", folder=copy)
         assert done.returncode == 0, done.stderr
         made.append({path.name: path.read_bytes() for path in copy.glob("dist/*")})
-        check = ["sha256sum", "-c", "SHA256SUMS"]
-        said = subprocess.run(check, cwd=copy / "dist", capture_output=True, text=True).stdout
-        files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
-        assert said.splitlines() == [f"{file}: OK" for file in files]
-        assert sorted(made[0]) == ["SHA256SUMS", *files]
     assert made[0] == made[1]
-    whole, one = (
-        documents(made[0][name].decode()) for name in (f"{NAME}.yaml", f"{NAME}-namespaced.yaml")
-    )
-    for manifest in (whole, one):
-        pod = manifest["Deployment"]["spec"]["template"]["spec"]
-        assert pod["containers"][0]["image"] == IMAGE
-    assert whole["CustomResourceDefinition"] == yaml.safe_load((TOP / "crd.yaml").read_text())
+    files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
+    assert sorted(made[0]) == ["SHA256SUMS", *files]
+    check = ["sha256sum", "-c", "SHA256SUMS"]
+    said = subprocess.check_output(check, cwd=copy / "dist", text=True)
+    assert said.splitlines() == [f"{file}: OK" for file in files]
+    crd, *whole = yaml.safe_load_all(made[0][f"{NAME}.yaml"])
+    assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
+    for namespace, manifest in (("", whole), ("milvus", [*yaml.safe_load_all(made[0][files[1]])])):
+        said = make("--silent", "manifest", f"IMAGE={IMAGE}", f"NAMESPACE={namespace}").stdout
+        assert manifest == [*yaml.safe_load_all(said)]
 
 
-@pytest.mark.parametrize("name", fingerprint.RESULTS)
-def test_a_release_needs_results_of_this_very_operator(copy: Path, name: str) -> None:
-    line = re.sub("`.*`", "`0123456789ab`", fingerprint.line())
-    (copy / name).write_text(f"# Results\n\n{line}\n")
-    done = make("release", folder=copy, IMAGE=IMAGE)
+def test_a_release_needs_results_of_this_very_operator(copy: Path) -> None:
+    for name in fingerprint.RESULTS:
+        (copy / name).write_text(re.sub("`.*`", "`0123456789ab`", fingerprint.line()))
+    done = make("release", f"IMAGE={IMAGE}", folder=copy)
     assert done.returncode == 2
-    assert f"{name} is not of this milvus_operator.py: run `make " in done.stderr
+    for name, target in fingerprint.RESULTS.items():
+        assert f"{name} is not of this milvus_operator.py: run `{target}`" in done.stderr
     assert not (copy / "dist").exists()
-
-
-def test_the_manifest_of_a_release_installs_everything_with_its_image(
-    kube: Kube, copy: Path
-) -> None:
-    make("release", folder=copy, IMAGE=IMAGE)
-    manifest = (copy / f"dist/{NAME}.yaml").read_text()
-    until_gone(kube, SYSTEM)
-    kube.kubectl("apply", "-n", SYSTEM, "-f", "-", stdin=manifest)
-    try:
-        show = ("get", "deployment", "milvus-polling-operator", "-n", SYSTEM, "-o")
-        assert kube.kubectl(*show, "jsonpath={.spec.template.spec.containers[0].image}") == IMAGE
-    finally:
-        _crd, *others = yaml.safe_load_all(manifest)
-        kube.kubectl("delete", "-n", SYSTEM, "-f", "-", stdin=yaml.safe_dump_all(others))
 
 
 def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     whole, one = (
-        documents(make("--silent", "manifest", NAMESPACE=namespace).stdout)
+        documents(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}").stdout)
         for namespace in ("", "milvus")
     )
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
@@ -163,9 +122,7 @@ def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     pods = [manifest["Deployment"]["spec"]["template"]["spec"] for manifest in (whole, one)]
     assert pods[0]["containers"][0]["args"].pop(0) == "--all-namespaces"
     assert pods[0] == pods[1]
-
-
-# Upgrading and uninstalling ------------------------------------------------------------
+    assert pods[0]["containers"][0]["image"] == IMAGE
 
 
 def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
@@ -193,36 +150,19 @@ def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.fixture
-def deployed(kube: Kube) -> Iterator[None]:
-    deploy = ("-n", SYSTEM, "-f", str(TOP / "deploy.yaml"))
+def test_removing_says_what_it_removes_asks_at_a_terminal_and_keeps_the_pods(
+    kube: Kube, operator: mo.Operator
+) -> None:
     until_gone(kube, SYSTEM)
-    kube.kubectl("apply", *deploy)
-    yield
-    kube.kubectl("delete", *deploy, "--ignore-not-found")
-
-
-@pytest.mark.parametrize("target", ["uninstall", "undeploy"])
-def test_removing_says_what_it_removes_and_asks_at_a_terminal(
-    kube: Kube, deployed: None, target: str
-) -> None:
-    code, said = at_a_terminal(kube, target, "n")
-    assert code == 2
-    assert "every Milvus" in said
-    assert said.endswith("Continue? [y/N] Nothing was removed.\n")
-    there = (
-        "crd/milvuses.zilliz.com",
-        f"namespace/{SYSTEM}",
-        "clusterrole/milvus-polling-operator",
-    )
-    kube.kubectl("get", *there)
-
-
-def test_after_a_yes_undeploy_keeps_only_the_pods(
-    kube: Kube, operator: mo.Operator, deployed: None
-) -> None:
+    kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
     kube.create()
     settle(operator)
+    for target in ("uninstall", "undeploy"):
+        code, said = at_a_terminal(kube, target, "n")
+        assert code == 2
+        assert "every Milvus" in said
+        assert said.endswith("Continue? [y/N] Nothing was removed.\n")
+    kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
     code, said = at_a_terminal(kube, "undeploy", "y")
     assert (code, f'namespace "{SYSTEM}" deleted' in said) == (0, True)
     assert kube.names() == ["x-0"]

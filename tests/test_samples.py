@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,20 +28,13 @@ def objects(sample: Path) -> dict[str, Obj]:
     return {obj["kind"]: obj for obj in yaml.safe_load_all(sample.read_text())}
 
 
-@pytest.fixture
-def volume(kube: Kube) -> Iterator[None]:
-    """A volume that the claim of samples/production.yaml is bound to: nothing provisions one."""
-    kube.kubectl("create", "-f", "-", stdin=VOLUME.replace("NAMESPACE", kube.ns))
-    yield
-    kube.kubectl("delete", "pv", kube.ns, "--wait=false")
-
-
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
-def test_a_sample_becomes_ready(
-    kube: Kube, operator: mo.Operator, volume: None, sample: Path
-) -> None:
-    milvus = objects(sample)["Milvus"]
-    name = milvus["metadata"]["name"]
+def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path) -> None:
+    found = objects(sample)
+    milvus = found["Milvus"]
+    name = mo.name_of(milvus)
+    # Nothing provisions a volume for the claim of samples/production.yaml.
+    kube.kubectl("create", "-f", "-", stdin=VOLUME.replace("NAMESPACE", kube.ns))
     kube.kubectl("apply", "-f", str(sample))
 
     def is_ready() -> bool:
@@ -51,44 +43,37 @@ def test_a_sample_becomes_ready(
 
     eventually(is_ready)
     assert kube.names() == [f"{name}-0"]
-    for reader in ("Service", "PodDisruptionBudget"):
-        if found := objects(sample).get(reader):
-            selector = found["spec"]["selector"]
-            labels = selector.get("matchLabels", selector)
-            assert labels == mo.selector_of(milvus), f"the {reader} selects other pods"
-    if service := objects(sample).get("Service"):
+    kube.kubectl("delete", "pv", kube.ns, "--wait=false")
+    (pod,) = kube.all_pods().values()
+    spread = pod["spec"].get("topologySpreadConstraints", [])
+    selectors = [constraint["labelSelector"] for constraint in spread]
+    if service := found.get("Service"):
         assert service["metadata"]["name"] == name, "its name is a part of the pods' DNS names"
         assert service["spec"]["clusterIP"] == "None"
+        selectors.append({"matchLabels": service["spec"]["selector"]})
+    if budget := found.get("PodDisruptionBudget"):
+        selectors.append(budget["spec"]["selector"])
+    expected = {"matchLabels": mo.selector_of(milvus)}
+    assert selectors == [expected] * len(selectors), "one of them selects other pods"
 
 
-def test_the_production_sample_has_its_password_volume_and_memory(
-    kube: Kube, operator: mo.Operator, volume: None
-) -> None:
-    kube.kubectl("apply", "-f", str(TOP / "samples/production.yaml"))
-    settle(operator)
-    spec = kube.all_pods()["vectors-0"]["spec"]
-    (container,) = spec["containers"]
-    env = {variable["name"]: variable for variable in container["env"]}
-    assert env["common.security.authorizationEnabled"]["value"] == "true"
-    password = env["common.security.defaultRootPassword"]["valueFrom"]["secretKeyRef"]
+def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name() -> None:
+    containers, env = dict[str, Obj](), dict[str, Obj]()
+    for sample in SAMPLES:
+        milvus = objects(sample)["Milvus"]
+        milvus["metadata"] |= {"namespace": "ns", "uid": "uid"}
+        pod = mo.new_pod(milvus, mo.spec_of(milvus), 0)
+        (containers[sample.stem],) = pod["spec"]["containers"]
+        env[sample.stem] = {one["name"]: one for one in containers[sample.stem]["env"]}
+    production, tls = env["production"], env["tls"]
+    assert production["common.security.authorizationEnabled"]["value"] == "true"
+    password = production["common.security.defaultRootPassword"]["valueFrom"]["secretKeyRef"]
     assert password == {"name": "vectors-root", "key": "password"}
-    assert container["resources"]["limits"] == {"memory": "16Gi"}
-    (data,) = (volume for volume in spec["volumes"] if volume["name"] == "data")
-    assert data["persistentVolumeClaim"] == {"claimName": "data-vectors-0"}
-    (constraint,) = spec["topologySpreadConstraints"]
-    milvus = objects(TOP / "samples/production.yaml")["Milvus"]
-    assert constraint["labelSelector"]["matchLabels"] == mo.selector_of(milvus)
-
-
-def test_the_tls_sample_mounts_the_files_that_it_names(kube: Kube, operator: mo.Operator) -> None:
-    kube.kubectl("apply", "-f", str(TOP / "samples/tls.yaml"))
-    settle(operator)
-    (container,) = kube.all_pods()["encrypted-0"]["spec"]["containers"]
-    env = {variable["name"]: variable.get("value") for variable in container["env"]}
-    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
-    assert env["common.security.tlsMode"] == "1"
+    assert containers["production"]["resources"]["limits"] == {"memory": "16Gi"}
+    assert tls["common.security.tlsMode"]["value"] == "1"
+    mounts = [mount["mountPath"] for mount in containers["tls"]["volumeMounts"]]
     for name in ("tls.serverPemPath", "tls.serverKeyPath"):
-        assert str(env[name]).rpartition("/")[0] in mounts
+        assert tls[name]["value"].rpartition("/")[0] in mounts
 
 
 def test_sample_yaml_is_the_original_example() -> None:

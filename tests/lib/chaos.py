@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
@@ -137,6 +137,18 @@ class Kills:
 
 
 # --- Users ---
+VOLUME = """
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: NAMESPACE-NUMBER}
+spec:
+  accessModes: [ReadWriteOnce]
+  capacity: {storage: 1Gi}
+  hostPath: {path: /nowhere}
+  storageClassName: NAMESPACE
+"""
+
+
 class Users:
     """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random.
     The names of some pods are those of strangers' pods."""
@@ -147,63 +159,53 @@ class Users:
         self.taken = {name: f"{name}-2" for name in self.names[:3]}
         self.deleted: set[str] = set()  # the UIDs of pods that they have asked to delete
         self.storage = {"size": "1Gi", "storageClassName": kube.ns}
-        kube.kubectl("create", "-f", "-", stdin="\n".join(map(self.volume, range(8))))
+        volumes = "---".join(VOLUME.replace("NUMBER", str(number)) for number in range(8))
+        kube.kubectl("create", "-f", "-", stdin=volumes.replace("NAMESPACE", kube.ns))
         kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
-        rest(new_operator(kube), kube, "still-0", "still-1", "stored-0", "stored-1")
+        kube.create("rolled", replicas=3)  # and of this one they only change the image
+        others = "still-0", "still-1", "stored-0", "stored-1"
+        rest(new_operator(kube), kube, *others, *judge.ROLLED)
         for name in self.taken.values():
             kube.create_pod(name)
-        kube.create_pod("decoy", labels=judge.labels_for("m0-7"))
-
-    def volume(self, number: int) -> str:
-        storage = {"capacity": {"storage": "1Gi"}, "storageClassName": self.kube.ns}
-        spec = storage | {"accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/tmp"}}
-        metadata = {"name": f"{self.kube.ns}-{number}"}
-        kind = {"apiVersion": "v1", "kind": "PersistentVolume"}
-        return json.dumps(kind | {"metadata": metadata, "spec": spec})
 
     def change(self) -> None:
         """Make one change; if the API server refuses it, so be it."""
         with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError, OSError):
             name = self.random.choice(self.names)
-            milvus = self.present().get(name)
             self.changes += 1
-            if milvus:
+            if self.changes % 10 == 0:
+                self.kube.change("rolled", image=f"milvus:{self.changes}")
+            elif milvus := self.present().get(name):
                 self.change_milvus(name, milvus)
-                return
-            stored = {"storage": self.storage} if name == self.names[-1] else {}
-            replicas = self.random.randint(0, 4)
-            self.kube.create(name, replicas=replicas, image=self.image(), **stored)
+            else:
+                stored = {"storage": self.storage} if name == self.names[-1] else {}
+                replicas = self.random.randint(0, 4)
+                self.kube.create(name, replicas=replicas, image=self.image(), **stored)
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
         kube, dice = self.kube, self.random
-        updates: dict[str, Obj] = {
-            "replicas": {"replicas": dice.randint(0, 4)},
-            "image": {"image": self.image()},
-            "settings": {"milvusSpec": f"log: {{level: '{dice.randint(0, 9)}'}}"},
-            "mark": {"pod": {"metadata": {"annotations": {"mark": str(dice.randint(0, 9))}}}},
-        }
-        others = ["replicas", "image", "waver", "waver", "delete", "orphan", "pod"]
-        action = dice.choice([*updates, *others])
-        if action in updates:
-            kube.change(name, **updates[action])
+        action = dice.choice(["replicas", "image", "waver", "delete", "orphan", "pod"])
+        if action == "replicas":
+            kube.change(name, replicas=dice.randint(0, 4))
+        elif action == "image":
+            kube.change(name, image=self.image())
         elif action == "waver":  # a change that is reverted at once
-            update = dice.choice([{"replicas": 0}, updates["image"]])
+            update: Obj = dice.choice([{"replicas": 0}, {"image": self.image()}])
             kube.change(name, **update)
             time.sleep(dice.uniform(0, 0.3))
             kube.change(name, **{key: milvus["spec"][key] for key in update})
         elif action == "pod":
-            pods = kube.all_pods().values()
-            known = [pod for pod in pods if judge.owner_of(pod).get("name") in self.names]
-            for pod in dice.sample(known, min(1, len(known))):
-                self.delete_pod(pod)
+            pods = [pod for pod in kube.all_pods().values() if self.is_of(milvus, pod)]
+            for pod in dice.sample(pods, min(1, len(pods))):
+                self.deleted.add(judge.uid_of(pod))
+                body = {"preconditions": {"uid": judge.uid_of(pod)}}
+                kube.pods.delete(name=judge.name_of(pod), namespace=kube.ns, body=body)
         else:
             kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
 
-    def delete_pod(self, pod: Obj) -> None:
-        self.deleted.add(judge.uid_of(pod))
-        conditions = {"preconditions": {"uid": judge.uid_of(pod)}}
-        self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=conditions)
+    def is_of(self, milvus: Obj, pod: Obj) -> bool:
+        return bool(judge.owner_of(pod).get("uid") == judge.uid_of(milvus))
 
     def image(self) -> str:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
@@ -223,34 +225,29 @@ class Users:
 
     def are_served(self) -> bool:
         """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
-        wrong, pods = dict[str, str](), self.kube.all_pods()
+        pods = self.kube.all_pods()
         for name, milvus in self.present().items():
-            mine = {
-                pod: obj
-                for pod, obj in pods.items()
-                if judge.owner_of(obj).get("uid") == judge.uid_of(milvus)
+            spec, status = milvus["spec"], milvus.get("status") or {}
+            wanted = {f"{name}-{i}" for i in range(spec["replicas"])} - {self.taken.get(name)}
+            images = {
+                judge.name_of(pod): pod["spec"]["containers"][0]["image"]
+                for pod in pods.values()
+                if self.is_of(milvus, pod) and judge.is_ready(pod)
             }
-            if fault := self.fault_of(milvus, mine):
-                wrong[name] = fault
-        assert not wrong, wrong
+            assert images == dict.fromkeys(wanted, spec["image"]), name
+            said = {c["type"]: c["status"] for c in status.get("conditions") or []}
+            expected = {"Ready": "True", "Reconciled": "True"}
+            if name in self.taken:
+                expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
+            assert (said, {*status.get("pods", ())}) == (expected, wanted), name
         return True
 
-    def fault_of(self, milvus: Obj, mine: dict[str, Obj]) -> str:
-        """What does not match the spec of a Milvus yet."""
-        name, status = judge.name_of(milvus), milvus.get("status") or {}
-        said = {c["type"]: c["status"] for c in status.get("conditions") or []}
-        expected = {"Ready": "True", "Reconciled": "True"}
-        if name in self.taken:
-            expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
-        if mine.keys() != {*judge.wanted(milvus)} - {self.taken.get(name)}:
-            return f"its pods are {sorted(mine)}"
-        if any(judge.shown_by(pod) != judge.asked_for(milvus) for pod in mine.values()):
-            return "a pod has an earlier template"
-        if not all(map(judge.is_ready, mine.values())):
-            return "a pod is not Ready"
-        if said != expected or sorted(status.get("pods") or []) != sorted(mine):
-            return f"its status is {said}, {status.get('pods')}"
-        return ""
+    def check_harm(self, by: judge.Judge, recorder: Recorder) -> None:
+        """Let the judge see all that has happened. Raises AssertionError with the harm."""
+        harm = by.harm(recorder.history(), self.deleted)
+        print(f"{self.changes} changes by users, {dict(by.seen)}")
+        assert not harm, "\n".join(harm)
+        assert by.seen["Ready pods rolled"] > 0, "the judge has seen too little"
 
 
 # --- The recorder ---
@@ -259,55 +256,36 @@ class Recorder:
 
     def __init__(self, kube: Kube) -> None:
         self.kube, self.running = kube, True
-        self.changes: list[judge.Change] = []
-        self.errors: list[str] = []
+        self.changes, self.threads = list[judge.Change](), list[threading.Thread]()
         core = f"/api/v1/namespaces/{kube.ns}"
         paths = {
             "Pod": f"{core}/pods",
             "Milvus": kube.milvuses_path,
             "PersistentVolumeClaim": f"{core}/persistentvolumeclaims",
         }
-        self.started = {kind: threading.Event() for kind in paths}
         for kind, path in paths.items():
-            threading.Thread(target=self.follow, args=[kind, path], daemon=True).start()
-        for event in self.started.values():
-            assert event.wait(20), "the recorder does not start"
+            page = json.loads(kube.request("GET", path).data)
+            for item in page["items"]:
+                self.add("ADDED", item | {"kind": kind})
+            arguments = [path, page["metadata"]["resourceVersion"]]
+            self.threads.append(threading.Thread(target=self.follow, args=arguments, daemon=True))
+            self.threads[-1].start()
 
-    def follow(self, kind: str, path: str) -> None:
-        revision = ""
+    def follow(self, path: str, revision: str) -> None:
+        """Watch from this revision on. An answer that is not understood ends the thread."""
+        options = {"preload_content": False, "timeout": urllib3.Timeout(connect=2, read=None)}
         while self.running:
             try:
-                if not revision:
-                    page = json.loads(self.kube.request("GET", path).data)
-                    for item in page["items"]:
-                        self.add("ADDED", item | {"kind": kind})
-                    revision = page["metadata"]["resourceVersion"]
-                    self.started[kind].set()
-                for line in self.watch(path, revision):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        self.errors.append(event["object"].get("message", ""))
-                        return
-                    revision = event["object"]["metadata"]["resourceVersion"]
-                    self.add(event["type"], event["object"])
+                changes = f"{path}?watch=1&resourceVersion={revision}"
+                with self.kube.request("GET", changes, **options) as answer:
+                    if answer.status >= 500:
+                        raise OSError("it is starting")
+                    for line in answer:
+                        event = json.loads(line)
+                        revision = event["object"]["metadata"]["resourceVersion"]
+                        self.add(event["type"], event["object"])
             except (urllib3.exceptions.HTTPError, OSError):
                 time.sleep(0.1)  # the API server is down: go on from the last revision
-            except Exception as error:  # otherwise a recorder that has stopped would hide all harm
-                self.errors.append(f"{type(error).__name__}: {error}")
-                return
-
-    def watch(self, path: str, revision: str) -> Iterator[bytes]:
-        changes = f"{path}?watch=1&resourceVersion={revision}"
-        timeout = urllib3.Timeout(connect=2, read=None if self.running else 1)
-        with self.kube.request("GET", changes, preload_content=False, timeout=timeout) as answer:
-            if answer.status >= 500:
-                raise OSError("it is starting")
-            if answer.status != 200:
-                raise RuntimeError(f"watch: {answer.status} {answer.data[:200]!r}")
-            rest = b""
-            for chunk in answer.stream(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
 
     def add(self, what: str, obj: Obj) -> None:
         obj["metadata"].pop("managedFields", None)  # half of the object
@@ -316,11 +294,11 @@ class Recorder:
     def count(self, name: str) -> int:
         return [judge.name_of(obj) for *_, obj in [*self.changes]].count(name)
 
-    def history(self) -> judge.History:
+    def history(self) -> list[judge.Change]:
         """All changes so far."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        eventually(lambda: self.errors or self.count("marker") >= 2)
+        eventually(lambda: self.count("marker") >= 2)
+        assert all(thread.is_alive() for thread in self.threads), "not all has been recorded"
         self.running = False
-        assert not self.errors, self.errors
-        return judge.History(self.changes)
+        return self.changes

@@ -20,7 +20,6 @@ import urllib3
 import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.dynamic.exceptions import NotFoundError
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
@@ -44,17 +43,14 @@ def eventually(
     check: Callable[[], Any], seconds: float = 20, ignoring: tuple[type[Exception], ...] = ()
 ) -> Any:
     """Wait until check() is true, and return what it returned; a failure shows its last result."""
-    end, failure = time.monotonic() + seconds, None
+    end = time.monotonic() + seconds
     while True:
         try:
-            answer = check()
+            if last := check():
+                return last
         except ignoring as error:
-            answer, failure = None, error
-        else:
-            failure = answer
-        if answer:
-            return answer
-        assert time.monotonic() < end, f"not within {seconds} s: {failure!r}"
+            last = error
+        assert time.monotonic() < end, f"not within {seconds} s: {last!r}"
         time.sleep(0.05)
 
 
@@ -75,9 +71,9 @@ class Kube:
         return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        ours = [f"--kubeconfig={self.plane.kubeconfig()}", "-n", self.ns]
-        cache = f"--cache-dir={self.plane.folder}/kubectl"
-        command = [str(self.plane.kubectl), cache, *ours, *arguments]
+        config, cache = self.plane.kubeconfig(), f"{self.plane.folder}/kubectl"
+        options = [f"--kubeconfig={config}", f"--cache-dir={cache}", "-n", self.ns]
+        command = [str(self.plane.kubectl), *options, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + done.stderr
@@ -85,13 +81,13 @@ class Kube:
     def create(self, name: str = "x", **spec: Any) -> Obj:
         body: Obj = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name}}
         body["spec"] = {"image": "milvus:1"} | spec
-        return obj_of(self.milvuses.create(body=body, namespace=self.ns, serializer=plain))
+        return dict(self.milvuses.create(body=body, namespace=self.ns, serializer=plain))
 
     def change(self, name: str = "x", **spec: Any) -> None:
         self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
 
     def get(self, name: str = "x") -> Obj:
-        return obj_of(self.milvuses.get(name=name, namespace=self.ns, serializer=plain))
+        return dict(self.milvuses.get(name=name, namespace=self.ns, serializer=plain))
 
     def delete(self, name: str = "x", **options: str) -> None:
         self.milvuses.delete(name=name, namespace=self.ns, body=options)
@@ -106,12 +102,6 @@ class Kube:
     def all_pods(self) -> dict[str, Obj]:
         items = self.pods.get(namespace=self.ns, serializer=plain)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
-
-    def pod(self, name: str) -> Obj | None:
-        try:
-            return obj_of(self.pods.get(name=name, namespace=self.ns, serializer=plain))
-        except NotFoundError:
-            return None
 
     def names(self) -> list[str]:
         return sorted(self.all_pods())
@@ -144,16 +134,11 @@ class Kube:
         eventually(are_ready)
 
     def gone(self, name: str) -> None:
-        eventually(lambda: self.pod(name) is None)
+        eventually(lambda: name not in self.all_pods())
 
 
 def plain(_: Any, obj: Any) -> Any:
     return obj
-
-
-def obj_of(answer: Any) -> Obj:
-    assert isinstance(answer, dict)
-    return answer
 
 
 def client(plane: ControlPlane, server: str | None = None, token: str | None = None) -> ApiClient:
@@ -302,9 +287,8 @@ class Command:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         clean |= {"HOME": "/nonexistent"} | (env or {})
         command = [sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean
-        )
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=stderr, text=True, env=clean)
         self.log = ""
 
     def end(self, seconds: float = 30) -> int:

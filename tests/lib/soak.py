@@ -24,59 +24,50 @@ from benchmarks import fingerprint
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate
 from tests.lib.chaos import Faults, Recorder, Users
-from tests.lib.judge import Copy, Judge
-from tests.lib.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.lib.judge import Judge
+from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.lib.wire import Wire
 
-RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "SOAK.md"
+# What is measured, and how much of it comes and goes.
+FIGURES = {"memory, MiB": 3, "threads": 4, "open files": 4, "connections": 4}
 
 
-class Sample(NamedTuple):
-    seconds: float
-    memory: float  # MiB
-    threads: int
-    files: int
-    connections: int
-
-    @classmethod
-    def of(cls, pid: int, seconds: float) -> Sample:
-        status = Path(f"/proc/{pid}/status").read_text()
-        files = [
-            os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()
-        ]
-        number = {key: int(value) for key, value in re.findall(r"(VmRSS|Threads):\s+(\d+)", status)}
-        sockets = sum(name.startswith("socket:") for name in files)
-        return cls(seconds, number["VmRSS"] / 1024, number["Threads"], len(files), sockets)
+def measure(pid: int) -> list[float]:
+    """The figures of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    memory, threads = (int(n) for n in re.findall(r"(?:VmRSS|Threads):\s+(\d+)", status))
+    links = [entry for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+    sockets = [link for link in links if os.readlink(link).startswith("socket:")]
+    return [memory / 1024, threads, len(links), len(sockets)]
 
 
 class Soak(NamedTuple):
-    samples: list[Sample]
+    samples: list[tuple[float, list[float]]]  # seconds since the start, and the figures
     happened: dict[str, int]
 
     def means(self) -> dict[str, tuple[float, float]]:
         """Of each figure, the mean of the second third, and that of the last."""
-        third = len(self.samples) // 3
-        parts = self.samples[third : 2 * third], self.samples[2 * third :]
-        figures = list(zip(*[map(mean, zip(*part, strict=True)) for part in parts], strict=True))
-        return dict(zip(Sample._fields, figures, strict=True))
+        figures, third = [figures for _, figures in self.samples], len(self.samples) // 3
+        parts = figures[third : 2 * third], figures[2 * third :]
+        columns = [[mean(column) for column in zip(*part, strict=True)] for part in parts]
+        return dict(zip(FIGURES, zip(*columns, strict=True), strict=True))
 
     def growth(self) -> list[str]:
         """What has grown by more than a tenth, and by more than comes and goes."""
-        grown = list[str]()
-        for name, most in {"memory": 3, "threads": 4, "files": 4, "connections": 4}.items():
-            before, after = self.means()[name]
-            if after > 1.1 * before + most:
-                grown.append(f"{name}: {before:.1f}, then {after:.1f}")
-        return grown
+        return [
+            f"{name}: {before:.1f}, then {after:.1f}"
+            for name, (before, after) in self.means().items()
+            if after > 1.1 * before + FIGURES[name]
+        ]
 
 
-def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, **tls: str) -> Soak:
+def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> Soak:
     """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError
     if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
-    users, faults, judge = Users(kube, seed=9), Faults(seed=8, reads=share, writes=share), Judge()
-    recorder = Recorder(kube)
-    wire.copy, wire.keep = Copy(judge), False
-    samples, log = list[Sample](), folder / "operator.log"
+    faults = Faults(seed=8, reads=0.03, writes=0.03)
+    users, judge, recorder = Users(kube, seed=9), Judge(), Recorder(kube)
+    log, samples = folder / "operator.log", list[tuple[float, list[float]]]()
+    wire.copy, wire.keep = judge, False
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **tls)
     options = ["-n", kube.ns, "--interval=0.5", "--timeout=2"]
     with log.open("w") as stderr:
@@ -85,26 +76,24 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, **t
         kube.create("warm", replicas=60)  # so that each worker has its connection from the start
         eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
         wire.fault, started = faults, time.monotonic()
-        sampled = started
-        while (now := time.monotonic()) - started < seconds:
+        while (now := time.monotonic() - started) < seconds:
+            if now >= len(samples):
+                samples.append((now, measure(operator.process.pid)))
             users.change()
             time.sleep(0.3)
-            if now - sampled >= seconds / 60:
-                sampled = now
-                samples.append(Sample.of(operator.process.pid, now - started))
         faults.stop()
         users.settle_down()
-        eventually(users.are_served, 90, ignoring=(AssertionError,))
+        eventually(users.are_served, 120, ignoring=(AssertionError,))
     finally:
         operator.kill()
-    harm = judge.sentence(recorder.history(), users.deleted)
-    assert not harm, "\n".join(harm)
+    users.check_harm(judge, recorder)
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
-    done = {"changes by users": users.changes, "faults injected": faults.done.total()}
-    done |= {f"judged: {what}": judge.seen[what] for what in sorted(judge.seen)}
-    return Soak(samples, done)
+    happened = {"changes by users": users.changes, "faults injected": faults.done.total()}
+    return Soak(
+        samples, happened | {f"judged: {what}": n for what, n in sorted(judge.seen.items())}
+    )
 
 
 def report(minutes: float, run: Soak) -> str:
@@ -114,14 +103,14 @@ def report(minutes: float, run: Soak) -> str:
         fingerprint.line(), "",
         "| what happened | how often |", "|---|---|",
         *(f"| {what} | {number:,} |" for what, number in run.happened.items()), "",
-        "| minute | memory, MiB | threads | open files | connections |", "|---|---|---|---|---|",
+        f"| minute | {' | '.join(FIGURES)} |", "|---|---|---|---|---|",
     ]  # fmt: skip
-    for sample in run.samples[:: max(1, len(run.samples) // 12)]:
-        counts = f"{sample.threads} | {sample.files} | {sample.connections}"
-        lines.append(f"| {sample.seconds / 60:.0f} | {sample.memory:.1f} | {counts} |")
-    figures = list(run.means().items())[1:]
-    means = ", ".join(f"{name} {one:.1f} and {two:.1f}" for name, (one, two) in figures)
-    return "\n".join([*lines, "", f"Means of the second and the last third: {means}.", ""])
+    for seconds, figures in run.samples[:: max(1, len(run.samples) // 12)]:
+        cells = [f"{seconds / 60:.0f}", f"{figures[0]:.1f}", *(f"{n:.0f}" for n in figures[1:])]
+        lines.append(f"| {' | '.join(cells)} |")
+    means = [f"{name} {one:.1f} and {two:.1f}" for name, (one, two) in run.means().items()]
+    text = f"Means of the second and the last third: {', '.join(means[1:])}."
+    return "\n".join([*lines, "", text, ""])
 
 
 def main(minutes: float) -> int:
@@ -134,11 +123,11 @@ def main(minutes: float) -> int:
         wire = new_wire(plane, Path(folder, "server"))
         bundle = base64.b64encode(Path(folder, "authority", "crt").read_bytes()).decode()
         tls = {"certificate_authority_data": bundle}
-        run = soak(kube, wire, Path(folder), 60 * minutes, 0.03, **tls)
+        run = soak(kube, wire, Path(folder), 60 * minutes, **tls)
         wire.close()
     text = report(minutes, run)
     print(text)
-    RESULTS.write_text(text)
+    (TOP / "benchmarks/SOAK.md").write_text(text)
     return 1 if run.growth() else 0
 
 
