@@ -1685,14 +1685,13 @@ class Operator:
         if start == 0 and not self.is_over(job):
             self.plan(job)
         is_overdue = start == 0 and self.clock() >= memory.unreported + self.acting
-        if is_overdue:  # its pods change in each pass
-            self.tell_all(job)
+        if is_overdue and not self.is_over(job):  # its pods change in each pass
+            self.write_status(job)
         for action in job.todo[start : start + self.batch]:
             if self.is_over(job) or job.failures >= MAX_FAILURES:
                 break
-            if not memory.waits(
-                action.ordinal, self.clock()
-            ):  # another one's failure may count for it
+            # Another one's failure may count for it.
+            if not memory.waits(action.ordinal, self.clock()):
                 self.act(job, action)
         is_later = job.changed or len(job.todo) > self.batch  # the next pass sees what came of it
         if is_later:
@@ -2185,9 +2184,9 @@ def main(
     often = "once" if once else f"a pass every {interval:g} s"
     where = ", ".join(map(place, managed))
     what = f"{where}, {often}, server {cluster.server}{cluster.would}"
-    log.info("%s %s: %s", MANAGER, __version__, what)
     try:
         end_on_signal(operator)
+        log.info("%s %s: %s", MANAGER, __version__, what)
         if options["health_port"]:
             serve_health(operator, options["health_port"])
     except RuntimeError as error:

@@ -110,7 +110,7 @@ def test_it_manages_the_namespaces_that_it_is_given(
     """By default that of the kubeconfig's context."""
     env = {} if variable is None else {"MILVUS_OPERATOR_NAMESPACE": variable}
     process = Command("--once", "--kubeconfig", nowhere, *arguments.split(), env=env)
-    fails(process, 1, f"cannot list from {NOWHERE}: Failed to establish a new connection: [Errno 1")
+    fails(process, 1, f"requests to {NOWHERE} fail: Failed to establish a new connection: [Errno 1")
     start = f"milvus-polling-operator {mo.__version__}: {managed}, once, server {NOWHERE}\n"
     assert process.log.splitlines(keepends=True)[0].endswith(start)
 
@@ -252,7 +252,7 @@ def test_a_kubeconfig_that_cannot_be_read_is_named(nowhere: str, tmp_path: Path)
 def test_a_token_that_is_not_valid_in_a_header_is_not_shown(api: Api, token: str) -> None:
     (line,) = api.operator(api.kubeconfig({"token": token})).run_pass().outages
     words = "the credentials contain characters that are not allowed in an HTTP header"
-    assert line == f"cannot list from {api.url}: {words}"
+    assert line == f"requests to {api.url} fail: {words}"
 
 
 def test_a_list_that_does_not_come_in_time_is_not_an_empty_list(api: Api) -> None:

@@ -75,7 +75,7 @@ def test_an_invalid_certificate_is_refused_with_the_reason(
 ) -> None:
     api = serve(**certified)
     (line,) = api.operator(api.kubeconfig(**cluster)).run_pass().outages
-    words = f"cannot list from {api.url}: .*certificate verify failed: ({reason})"
+    words = f"requests to {api.url} fail: .*certificate verify failed: ({reason})"
     assert re.match(words, line), line
     assert api.world.pods() == []
 

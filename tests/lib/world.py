@@ -48,8 +48,10 @@ def pod(name: str, owner: Obj | None = None, **metadata: Any) -> Obj:
 class Lines(logging.Handler):
     """Keeps what is logged as a list of texts, and what is wrong once more, for the last world."""
 
-    texts: list[str]
-    troubles: list[str]
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.troubles: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
