@@ -23,7 +23,7 @@ RUNS = int(os.environ.get("RUNS") or 8)
 
 
 class Turns:
-    """The gate of a server: each user's next request waits until it is its turn.
+    """A rule of a server: each user's next request waits until it is its turn.
 
     A user has one request at a time, so a copy of the operator must have one worker. Then the same
     seed gives the same run, and a run that fails can be repeated.
@@ -34,10 +34,9 @@ class Turns:
         self.changed = threading.Condition()
         self.waiting: dict[str, threading.Event] = {}  # by user
         self.running: set[str] = set()
-        self.errors: list[BaseException] = []
-        front.gate = self.gate
+        front.when("*", "*", self.wait)
 
-    def gate(self, request: Request) -> None:
+    def wait(self, request: Request) -> None:
         turn = threading.Event()
         with self.changed:
             if request.user not in self.running:
@@ -62,17 +61,14 @@ class Turns:
                 turn = self.waiting.pop(self.random.choice(sorted(self.running)))
             between()
             turn.set()
-        if self.errors:
-            raise self.errors[0]
 
     def make_pass(self, user: str, operator: mo.Operator) -> None:
         try:
             operator.run_pass()
-        except BaseException as error:
-            self.errors.append(error)
-        with self.changed:
-            self.running.discard(user)
-            self.changed.notify_all()
+        finally:
+            with self.changed:
+                self.running.discard(user)
+                self.changed.notify_all()
 
 
 def copies_of(world: World, count: int) -> dict[str, mo.Operator]:
@@ -93,8 +89,7 @@ class Run:
         self.down: set[str] = set()  # the pods that were Ready when they were deleted
         self.harm: list[str] = []
         server = self.world.server
-        self.faults = [server.when("*", "*", self.fault), server.when("*", "*", self.fault)]
-        self.faults[1].after = True
+        self.faults = [server.when("*", "*", self.fault, after=after) for after in (False, True)]
         server.when("list", "milvuses", self.look)
         server.when("delete", "pods", self.judge)
 

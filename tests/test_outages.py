@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import milvus_operator as mo
-from tests.lib.front import Obj, answer
+from tests.lib.front import Obj
 from tests.lib.world import World, at_rest, metric, milvus
 
 RIGHT = 'User "x" cannot list resource "pods" in API group "" in the namespace "y"'
@@ -80,73 +80,27 @@ def test_the_other_namespaces_are_served_as_ever_while_one_cannot_be_listed() ->
     assert sorted(world.pods()) == ["x-0", "y-0"]
 
 
-# --- The connection ---
-class Connections:
-    """Where the credentials come from; counts who asked for which context."""
-
-    def __init__(self, world: World) -> None:
-        """Let the operator find its credentials anew."""
-        self.world, self.asked = world, list[str | None]()
-        self.expires, self.complaint = 4e9, ""
-        cluster = mo.Cluster(self, None, 10, False, world.clock.now)
-        world.operator = mo.Operator(cluster, ["test"], world.interval, world.workers)
-
-    def __call__(self, context: str | None) -> mo.Connection:
-        self.asked.append(context)
-        api = self.world.server.client(f"user{len(self.asked)}")
-        return mo.Connection(api, "test", context or "dev", {}, self.expires, self.complaint)
-
-
-def test_rejected_credentials_are_renewed_by_the_next_pass_in_the_context_of_the_start() -> None:
+def test_a_plugin_that_waits_is_asked_once_and_stops_no_pass_while_the_token_is_good() -> None:
     world = World(milvus("x"))
-    connections = Connections(world)
-    world.passes()
-    no = answer(401, {"kind": "Status", "message": "no"})
-    world.server.when("*", "*", lambda one: no if one.user == "user1" else None)
-    world.passes(7)
-    assert connections.asked == [None, "dev"], "once"
-    assert world.server.journal[-1].user == "user2"
-    assert "resolved: http://memory rejects the credentials" in world.log
-
-
-def test_a_plugin_that_fails_or_waits_stops_no_pass_while_the_token_is_good() -> None:
-    world = World(milvus("x"))
-    connections = Connections(world)
-    connections.expires = 0
-    world.operator.cluster.use(connections(None))
-    connections.complaint = "the plugin needs a login"
-    world.passes(3)
-    assert world.pods() == ["x-0"]
-    assert world.troubles == []
-    rule = world.server.refuse("*", "*", 401, "expired")
-    world.passes(3)
-    assert world.server.journal[-1].user == "user2", "the old credentials are kept"
-    assert world.troubles == ["http://memory rejects the credentials: the plugin needs a login"]
-    world.server.rules.remove(rule)
-    connections.complaint = ""
-    before = len(connections.asked)
+    cluster, asked = world.operator.cluster, list[str | None]()
+    good = cluster.connection._replace(context="dev")
+    cluster.connection = good._replace(expires=0)
     with world.slow_tasks() as hung:
 
-        def wait(context: str | None) -> mo.Connection:
+        def connect(context: str | None) -> mo.Connection:
+            asked.append(context)
             hung.hang()
-            return connections(context)
+            return good
 
-        world.operator.cluster.connect = wait
-        connections.expires = 4e9
-        world.change("x", replicas=2)
+        cluster.connect = connect
         world.passes(3)
-        assert world.pods() == ["x-0", "x-1"]
-        assert hung.count == 1, "it is asked once"
+        assert hung.count == 1
+        assert (world.pods(), world.troubles) == (["x-0"], [])
     world.passes(2)
-    assert connections.asked[before:] == ["dev"]
-    assert "resolved: http://memory rejects the credentials" in world.log
+    assert asked == ["dev"]
 
 
 # --- Nothing ends the loop ---
-def no_threads(*arguments: Any) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(milvus("x", replicas=2))
     world.server.refuse("list", "pods", 403, f"pods is forbidden: {RIGHT}")
@@ -154,7 +108,8 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
     world.forget()
     good, bad = passes_that("success"), passes_that("failure")
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadPoolExecutor, "submit", no_threads)
+        failing = Mock(side_effect=RuntimeError("can't start new thread"))
+        patch.setattr(ThreadPoolExecutor, "submit", failing)
         world.run(20)
         assert not world.operator.run_once()
     (line,) = world.troubles

@@ -23,6 +23,12 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 OTHER_UID, OTHER_VERSION = "00000000-0000-0000-0000-00000000abcd", "999999999"
 METADATA = ("name", "generation", "labels", "finalizers", "deletionGracePeriodSeconds")
+CLAIM: Obj = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data-x-0"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+}
 
 
 class Side:
@@ -93,20 +99,6 @@ def pod(name: str = "x-0", node: str | None = None, **metadata: Any) -> Obj:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name} | metadata, "spec": spec}
 
 
-def claim(name: str = "data-x-0") -> Obj:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    head = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
-    return head | {"spec": spec}
-
-
-def uid(obj: Obj) -> str:
-    return str(obj["metadata"]["uid"])
-
-
-def version(obj: Obj) -> str:
-    return str(obj["metadata"]["resourceVersion"])
-
-
 # ---------- The cases ----------
 
 
@@ -115,8 +107,8 @@ def creates(side: Side) -> None:
     side.ask("create", "milvuses", body=milvus())
     side.ask("create", "pods", body=pod(), query_params=[("fieldValidation", "Strict")])
     side.ask("create", "pods", body=pod())
-    side.ask("create", "claims", body=claim())
-    side.ask("create", "claims", body=claim())
+    side.ask("create", "claims", body=CLAIM)
+    side.ask("create", "claims", body=CLAIM)
     generated = pod() | {"metadata": {"generateName": "made-"}}
     side.ask("create", "pods", body=generated)
     side.ask("create", "pods", body=pod("x-1", finalizers=["test/hold"]))
@@ -131,7 +123,7 @@ def dry_runs_change_nothing(side: Side) -> None:
         made = side.ask("create", resource, body=body)
         side.ask("create", resource, body=body, dry_run="All")
         if resource == "pods":
-            conditions = {"preconditions": {"uid": uid(made)}, "dryRun": ["All"]}
+            conditions = {"preconditions": {"uid": mo.uid_of(made)}, "dryRun": ["All"]}
             side.ask("delete", resource, name, body=conditions)
         side.ask("get", resource, name)
     side.ask("patch", "milvuses", "x", body={"spec": {"replicas": 3}}, dry_run="All")
@@ -154,7 +146,7 @@ def only_a_change_counts_and_of_the_generation_only_one_of_the_spec(side: Side) 
     for body in ({"spec": {"replicas": 2}}, {"spec": {"replicas": 2}},
                  {"metadata": {"labels": {"a": "b"}}}, {"spec": {"milvusSpec": "a: b"}},
                  {"spec": {"milvusSpec": None}}):  # fmt: skip
-        versions.append(version(side.ask("patch", "milvuses", "x", body=body)))
+        versions.append(mo.version_of(side.ask("patch", "milvuses", "x", body=body)))
     side.answers.append([versions.index(one) for one in versions])
 
 
@@ -166,7 +158,7 @@ def status_and_the_rest_are_apart(side: Side) -> None:
     labels = {"metadata": {"labels": {"a": "b"}}, "status": {"readyReplicas": 1}}
     side.ask("patch", "milvuses/status", "x", body=labels)
     side.ask("get", "milvuses", "x")
-    earlier = {"metadata": {"resourceVersion": version(first)}}
+    earlier = {"metadata": {"resourceVersion": mo.version_of(first)}}
     side.ask("patch", "milvuses/status", "x", body=earlier | {"status": {"replicas": 1}})
     side.ask("patch", "milvuses", "x", body=earlier | {"spec": {"replicas": 2}})
 
@@ -188,14 +180,14 @@ def a_pod_is_adopted_by_its_uid(side: Side) -> None:
 
 def deletes_with_preconditions(side: Side) -> None:
     for resource, name, body in (("pods", "x-0", pod()), ("milvuses", "x", milvus()),
-                                 ("claims", "data-x-0", claim())):  # fmt: skip
+                                 ("claims", "data-x-0", CLAIM)):  # fmt: skip
         made = side.ask("create", resource, body=body)
         conditions = {"uid": OTHER_UID}
         side.ask("delete", resource, name, body={"preconditions": conditions})
-        conditions = {"uid": uid(made), "resourceVersion": OTHER_VERSION}
+        conditions = {"uid": mo.uid_of(made), "resourceVersion": OTHER_VERSION}
         side.ask("delete", resource, name, body={"preconditions": conditions})
         if resource != "claims":  # a controller and a finalizer have their say there
-            conditions = {"uid": uid(made), "resourceVersion": version(made)}
+            conditions = {"uid": mo.uid_of(made), "resourceVersion": mo.version_of(made)}
             side.ask("delete", resource, name, body={"preconditions": conditions})
             side.ask("get", resource, name)
 
@@ -212,7 +204,7 @@ def what_is_deleted_ends_in_its_own_time(side: Side) -> None:
         side.ask("get", resource, name)
     made = side.ask("create", "pods", body=pod(node="nowhere"))
     for _ in range(2):
-        side.ask("delete", "pods", "x-0", body={"preconditions": {"uid": uid(made)}})
+        side.ask("delete", "pods", "x-0", body={"preconditions": {"uid": mo.uid_of(made)}})
     side.ask("patch", "pods", "x-0", body={"metadata": {"labels": {"a": "b"}}})
     side.ask("delete", "pods", "x-0", body={"gracePeriodSeconds": 0})
     side.ask("get", "pods", "x-0")

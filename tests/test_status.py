@@ -73,6 +73,7 @@ def test_an_invalid_spec_changes_no_pod_and_says_what_is_wrong() -> None:
     for kind in ("Ready", "Reconciled", "Stalled"):
         assert world.reason(kind=kind) == "Invalid"
     assert world.status("x")["readyReplicas"] == 2
+    assert not world.operator.run_once()
     assert "hunter2" not in f"{world.status('x')} {world.events()} {world.log}"
     world.change("x", milvusSpec=None)
     world.settle()

@@ -13,7 +13,7 @@ def claims(world: World) -> dict[str, str]:
     return {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in world.server.all_of(CLAIMS)}
 
 
-def test_a_claim_for_each_pod_is_made_before_it() -> None:
+def test_a_claim_is_made_before_its_pod_and_kept_when_pod_replica_or_milvus_goes() -> None:
     world = World(milvus("x", replicas=2, **STORED), workers=1)
     world.settle()
     made = [one.name for one in world.writes() if one.verb == "create" and one.name[-2] == "-"]
@@ -21,10 +21,7 @@ def test_a_claim_for_each_pod_is_made_before_it() -> None:
     volumes = [pod["spec"]["volumes"][0] for pod in world.server.all_of("pods")]
     assert [one["persistentVolumeClaim"]["claimName"] for one in volumes] == [*claims(world)]
     assert "created claim test/data-x-0" in world.log
-
-
-def test_claims_are_kept_when_the_pod_the_replica_or_the_milvus_goes() -> None:
-    world = at_rest(milvus("x", replicas=2, **STORED))
+    world.forget()
     before = claims(world)
     world.server.fail("x-0")
     world.settle()

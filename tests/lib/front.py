@@ -1,8 +1,8 @@
 """The front of a server in memory: it takes the requests of real clients, and answers them.
 
 A client made by `Front.client()` is the real one down to its pool of connections, which is ours. A
-request passes the `gate`, is noted in the `journal`, and meets the rules (`refuse`, `fault`,
-`delay`, `when`), which may answer it, or lose its answer. `serve` does what it asks for.
+request is noted in the `journal`, and meets the rules (`refuse`, `fault`, `delay`, `when`), which
+may answer it, or lose its answer. `serve` does what it asks for.
 """
 
 from __future__ import annotations
@@ -105,10 +105,9 @@ class Clock:
 
 
 class Front:
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock or Clock()
+    def __init__(self) -> None:
+        self.clock = Clock()
         self.lock = threading.RLock()
-        self.gate: Callable[[Request], None] = lambda request: None  # called before each request
         self.rules: list[Rule] = []
         self.journal: list[Request] = []  # in the order of arrival
 
@@ -146,7 +145,6 @@ class Front:
 
     # --- A request ---
     def handle(self, request: Request) -> HTTPResponse:
-        self.gate(request)
         with self.lock:
             request.time = self.clock.now()
             self.journal.append(request)

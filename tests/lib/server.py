@@ -8,13 +8,12 @@ fail and end by `run_pods`, `fail` and `finish_deletions`; `collect` deletes wha
 from __future__ import annotations
 
 import itertools
-import random
 import uuid
 from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from tests.lib.front import STATUS, Clock, Front, Obj, Refused, Request
+from tests.lib.front import STATUS, Front, Obj, Refused, Request
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 MERGE_KEYS = {"ownerReferences": "uid", "conditions": "type"}  # of a strategic merge patch
@@ -50,20 +49,18 @@ KINDS = {
 class MemoryServer(Front):
     """The server. Each resource has versions of its own, as in an etcd of its own."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__(clock)
-        self.original_crd = False  # True: a CRD without defaults and without a status subresource
+    def __init__(self) -> None:
+        super().__init__()
         self.versions = Counter[str]()  # the last one, by plural
         self.objects: dict[tuple[str, str, str], Obj] = {}  # by plural, namespace and name
         self.pages: dict[str, tuple[str, list[Obj]]] = {}  # the rest of a list, by its token
         self.quota: dict[str, int] = {}  # for each namespace, by plural
-        self.random = random.Random(0)
         self.numbers = itertools.count(1)
 
     # --- For the tests, and what happens in a cluster ---
     def ask(self, verb: str, resource: str, name: str = "", body: Obj | None = None,
             namespace: str = NAMESPACE) -> Obj:  # fmt: skip
-        """A request of the test itself, past gate, journal and rules. Raises Refused."""
+        """A request of the test itself, past journal and rules. Raises Refused."""
         with self.lock:
             return self.serve(Request(verb, resource, namespace, name, body or {}))
 
@@ -86,8 +83,8 @@ class MemoryServer(Front):
             if pod["status"]["phase"] == "Pending" and not is_ending(pod):
                 self.set_pod(pod["metadata"]["name"], True, pod["metadata"]["namespace"])
 
-    def fail(self, name: str, reason: str = "Evicted") -> None:
-        self.set_pod(name, phase="Failed", reason=reason)
+    def fail(self, name: str) -> None:
+        self.set_pod(name, phase="Failed", reason="Evicted")
 
     def finish_deletions(self) -> None:
         """The grace periods are over: what is ending goes, unless a finalizer keeps it."""
@@ -114,20 +111,12 @@ class MemoryServer(Front):
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         if request.query.keys() - QUERY:
             raise Refused(400, "BadRequest", f"not known in memory: {request.query}")
-        match request.verb:
-            case "list":
-                return self.page(request)
-            case "create":
-                return self.create(request)
-            case "patch":
-                return self.patch(request)
-            case "delete":
-                return self.delete(request)
-        return self.find(request)
+        verbs = {"get": self.find, "list": self.page, "create": self.create}
+        verbs |= {"patch": self.patch, "delete": self.delete}
+        return verbs[request.verb](request)
 
     def find(self, request: Request) -> Obj:
-        without_status = self.original_crd and request.resource == "milvuses/status"
-        if without_status or request.key not in self.objects:
+        if request.key not in self.objects:
             raise Refused(404, "NotFound", f"{title(request)} not found")
         return self.objects[request.key]
 
@@ -156,18 +145,14 @@ class MemoryServer(Front):
     def create(self, request: Request) -> Obj:
         kind = KINDS[request.plural]
         if not request.name:
-            letters = self.random.choices("bcdfghjklmnpqrstvwxz2456789", k=5)
-            request.name = request.body["metadata"]["generateName"] + "".join(letters)
+            request.name = f"{request.body['metadata']['generateName']}{next(self.numbers):05}"
         metadata = {
             "name": request.name,
             "namespace": request.namespace,
             "uid": str(uuid.UUID(int=next(self.numbers))),
             "creationTimestamp": self.timestamp(),
         }
-        if self.original_crd and request.plural == "milvuses":
-            obj = merge({"metadata": COUNTED}, request.body)
-        else:
-            obj = merge(kind.new, without(request.body, "status"))
+        obj = merge(kind.new, without(request.body, "status"))
         obj = {"kind": kind.name, "apiVersion": kind.version} | merge(obj, {"metadata": metadata})
         self.check_quota(request)
         if request.key in self.objects:
@@ -199,11 +184,10 @@ class MemoryServer(Front):
             value = new["metadata"]["uid"]
             text = f'metadata.uid: Invalid value: "{value}": field is immutable'
             raise Refused(422, "Invalid", f"{title(request, of_kind=True)} is invalid: {text}")
-        status = {key: value for key, value in old.items() if key == "status"}
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
-        elif not (self.original_crd and request.plural == "milvuses"):
-            new = without(new, "status") | status
+        else:
+            new |= {"status": old["status"]}
         if new == old:
             return old
         if without(new, "metadata", "status") != without(old, "metadata", "status"):

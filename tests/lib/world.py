@@ -22,7 +22,7 @@ from unittest.mock import patch
 from prometheus_client import REGISTRY
 
 import milvus_operator as mo
-from tests.lib.front import Clock, Obj, Request
+from tests.lib.front import Obj, Request
 from tests.lib.server import NAMESPACE, MemoryServer
 
 gc.freeze()  # as the command does: passes collect garbage
@@ -33,16 +33,10 @@ def milvus(name: str, namespace: str = NAMESPACE, **spec: Any) -> Obj:
     return {"kind": "Milvus", "metadata": metadata, "spec": {"image": "milvus:1"} | spec}
 
 
-def pod(name: str, owner: Obj | None = None, **metadata: Any) -> Obj:
-    """A pod that is not made by the operator; its owner is a reference, if it has one."""
-    if owner:
-        metadata["ownerReferences"] = [owner | {"controller": True}]
-    containers = [{"name": "c", "image": "other"}]
-    return {
-        "kind": "Pod",
-        "metadata": metadata | {"name": name},
-        "spec": {"containers": containers},
-    }
+def pod(name: str, **metadata: Any) -> Obj:
+    """A pod that is not made by the operator."""
+    spec = {"containers": [{"name": "c", "image": "other"}]}
+    return {"kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec}
 
 
 class Lines(logging.Handler):
@@ -118,8 +112,8 @@ class World:
         workers: int = 4,
         dry_run: bool = False,
     ) -> None:
-        self.clock = Clock()
-        self.server = MemoryServer(self.clock)
+        self.server = MemoryServer()
+        self.clock = self.server.clock
         self.namespaces, self.interval, self.workers = namespaces, interval, workers
         self.log, self.troubles = LINES.texts, LINES.troubles = list[str](), list[str]()
         for obj in objects:
