@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_given_binaries_need_no_build_and_one_that_does_not_start_is_named_once_
 
 FAKE_GO = r"""#!/bin/sh
 case "$1" in
-env) echo "${TOOLCHAIN-go1.26.0}" ;;
+env) echo go1.26.0 ;;
 list) echo k8s.io/kubernetes/cmd/kubectl ;;
 build)
   for part; do case "$part" in
@@ -90,42 +91,36 @@ esac
 """
 
 
-@pytest.fixture
-def fake_go(tmp_path: Path) -> Path:
-    """A folder with a Go that makes scripts; the one named kwok does not start."""
+def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
+    tmp_path: Path,
+) -> None:
+    """The Go of this test makes scripts; the one named kwok does not start."""
     (tmp_path / "go").write_text(FAKE_GO)
     (tmp_path / "go").chmod(0o755)
-    return tmp_path
-
-
-def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
-    fake_go: Path,
-) -> None:
-    code, said = build(HOME=str(fake_go), PATH=f"{fake_go}:/usr/bin:/bin")
+    code, said = build(HOME=str(tmp_path), PATH=f"{tmp_path}:/usr/bin:/bin")
     assert code == 1
     why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
     assert why in said.splitlines()[-1]
-    (cached,) = fake_go.glob(".cache/milvus-operator/*")
+    (cached,) = tmp_path.glob(".cache/milvus-operator/*")
     assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
 
 
 def test_the_cache_belongs_to_everything_that_decides_the_bytes(
-    fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controlplane, "find_go", lambda: str(fake_go / "go"))
-    for file in ("go.mod", "go.sum"):
-        (tmp_path / file).write_bytes((controlplane.MODULES / file).read_bytes())
+    monkeypatch.setattr(controlplane, "find_go", lambda: "printenv")  # it prints GOVERSION
+    pins = [tmp_path / "go.mod", tmp_path / "go.sum"]
+    for pin in pins:
+        shutil.copy(controlplane.MODULES / pin.name, pin)
     folders = [controlplane.cache(module=tmp_path)]
     assert folders == [controlplane.cache()], "the same modules in another folder"
     others = {"COMMANDS": {"etcd": "another/package"}, "GO_ENV": {}, "flags": lambda _: ["-race"]}
     for name, value in others.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(controlplane, name, value)
-            folders.append(controlplane.cache(module=tmp_path))
-    monkeypatch.setenv("TOOLCHAIN", "go1.26.2")
+        monkeypatch.setattr(controlplane, name, value)
+        folders.append(controlplane.cache(module=tmp_path))
+    monkeypatch.setenv("GOVERSION", "go1.26.2")
     folders.append(controlplane.cache(module=tmp_path))
-    for file in ("go.mod", "go.sum"):
-        with (tmp_path / file).open("a") as pins:
-            pins.write("// changed\n")
+    for pin in pins:
+        pin.write_bytes(pin.read_bytes() + b"// changed\n")
         folders.append(controlplane.cache(module=tmp_path))
     assert len(set(folders)) == len(folders) == 7

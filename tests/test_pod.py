@@ -233,6 +233,8 @@ DATA = "{name: data, emptyDir: {}}"
 PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 9091}"
 MOUNT = "{name: data, mountPath: /var/lib/milvus}"
 TIMES = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
+OTHER_MOUNT = MOUNT.replace("data", "a")
+MALFORMED = ("", "text", "[~]", "[{}]", "[{name: [a]}]")  # for the API server to reject
 
 
 @pytest.mark.parametrize(
@@ -244,11 +246,7 @@ TIMES = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
         ("volumes: [{name: a}]", f"volumes: [{DATA}, {{name: a}}]"),
         ("volumes: [{name: data, hostPath: {}}]", "volumes: [{name: data, hostPath: {}}]"),
         ("volumes: []", f"volumes: [{DATA}]"),
-        # What is malformed is for the API server to reject.
-        *(
-            (f"volumes: {odd}", f"volumes: {odd}")
-            for odd in ("", "text", "[~]", "[{}]", "[{name: [a]}]")
-        ),
+        *((f"volumes: {odd}", f"volumes: {odd}") for odd in MALFORMED),
     ],
 )
 def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
@@ -263,10 +261,7 @@ def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
         ("ports: [{containerPort: 80}]", f"ports: [{PORTS}, {{containerPort: 80}}]"),
         ("ports: [{name: a, containerPort: 9091}]", f"ports: [{PORTS.replace('metrics', 'a')}]"),
         ("volumeMounts: [{mountPath: /tmp}]", f"volumeMounts: [{MOUNT}, {{mountPath: /tmp}}]"),
-        (
-            f"volumeMounts: [{MOUNT.replace('data', 'a')}]",
-            f"volumeMounts: [{MOUNT.replace('data', 'a')}]",
-        ),
+        (f"volumeMounts: [{OTHER_MOUNT}]", f"volumeMounts: [{OTHER_MOUNT}]"),
         ("env: [{name: }]", "env: [{name: }]"),
         # A probe has exactly one kind of check.
         (

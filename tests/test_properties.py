@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import milvus_operator as mo
-from tests.lib.objects import CURRENT, NOW, WORDS, Obj, milvus, pod, read
+from tests.lib.objects import CURRENT, WORDS, Obj, decided, milvus, new_status, pod, read, taken
 
 drawn = settings(
     max_examples=100,
@@ -58,40 +58,31 @@ back_offs = st.dictionaries(st.integers(0, 5), st.booleans())
 wanted = milvus()
 
 
-def taken(spec: mo.Spec, pods: list[Obj]) -> set[str]:
-    return {mo.name_of(pod) for pod in pods if mo.conflict_with(wanted, spec, pod)}
-
-
-def decided(count: int, pods: list[Obj]) -> list[mo.Action]:
-    spec = read(milvus(count))
-    return mo.decide(wanted, spec, pods, taken(spec, pods))
-
-
 @drawn
 @given(some_pods, replicas, some_problems, st.randoms())
 def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
     pods: list[Obj], count: int, problems: dict[str, mo.Reason], dice: Any
 ) -> None:
+    served = milvus(count)
     kept, names = [mo.slim_pod(pod) for pod in pods], list(problems)
     dice.shuffle(kept)
     dice.shuffle(names)
     told = [
-        [(action.verb, action.ordinal, action.reason) for action in decided(count, some)]
+        [(action.verb, action.ordinal, action.reason) for action in decided(served, some)]
         for some in (pods, kept)
     ]
     assert sorted(told[0]) == sorted(told[1])
     one, other = ([action for action in some if action[0] != "adopt"] for some in told)
     assert one == other
-    spec = read(milvus(count))
-    assert taken(spec, kept) == taken(spec, pods)
-    status = mo.status_of(wanted, spec, pods, problems, NOW)
-    assert mo.status_of(wanted, spec, kept, {name: problems[name] for name in names}, NOW) == status
+    assert taken(served, kept) == taken(served, pods)
+    shuffled = {name: problems[name] for name in names}
+    assert new_status(served, kept, **shuffled) == new_status(served, pods, **problems)
 
 
 @drawn
 @given(some_pods, replicas)
 def test_only_pods_of_ours_are_written_to_and_each_one_once(pods: list[Obj], count: int) -> None:
-    actions = decided(count, pods)
+    actions = decided(milvus(count), pods)
     assert len({action.ordinal for action in actions}) == len(actions)
     names = {mo.name_of(pod) for pod in pods}
     for action in actions:
@@ -115,12 +106,12 @@ def test_one_ready_pod_at_a_time_and_only_while_all_others_are_ready(
     pods: list[Obj], count: int, backing_off: dict[int | str, bool], may_restart: bool
 ) -> None:
     failed = {key: mo.BackOff(until=1, lost=lost) for key, lost in backing_off.items()}
-    chosen = mo.choose(decided(count, pods), failed, may_restart, 0)
+    chosen = mo.choose(decided(milvus(count), pods), failed, may_restart, 0)
     assert not backing_off.keys() & {action.ordinal for action in chosen}
     replaced = [action for action in chosen if action.verb in ("restart", "replace")]
     for disrupted in filter(lambda action: mo.is_ready(action.pod), replaced):
         assert mo.template_hash_of(disrupted.pod) != CURRENT
-        held = taken(read(milvus(count)), pods)
+        held = taken(milvus(count), pods)
         others = {f"x-{ordinal}" for ordinal in range(count)} - {mo.name_of(disrupted.pod)} - held
         ready = {mo.name_of(pod) for pod in mo.members(wanted, pods).values() if mo.is_ready(pod)}
         assert others <= ready - {mo.name_of(action.pod) for action in chosen}
@@ -161,7 +152,7 @@ def test_a_spec_of_any_shape_is_served_or_invalid(any_spec: Any) -> None:
     """What the operator relies on cannot be overridden."""
     there = milvus() | {"spec": any_spec}
     before, spec = copy.deepcopy(there), read(there)
-    conditions = mo.status_of(there, spec, [], {}, NOW)["conditions"]
+    conditions = new_status(there, [])["conditions"]
     assert all(one["message"] for one in conditions)
     assert (len(conditions) == 3) == bool(spec.invalid)
     if not spec.invalid:
@@ -187,7 +178,7 @@ PIECES = ["hunter2"] * 4 + ["a", "proxy.port", "PROXY_PORT", *MARKS]
 def test_messages_about_any_text_never_quote_it(text: str) -> None:
     """The text may contain passwords, and more people can read statuses and events than specs."""
     there = milvus(milvusSpec=text)
-    for condition in mo.status_of(there, read(there), [], {}, NOW)["conditions"]:
+    for condition in new_status(there, [])["conditions"]:
         assert "hunter2" not in condition["message"]
         if condition["reason"] == "Invalid":
             line = re.match(r"spec\.milvusSpec, line (\d+): ", condition["message"])

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from tests.lib.kit import TOP, Kube, Obj, settle, until_gone
+from tests.lib.kit import TOP, Kube, settle, until_gone
+from tests.lib.objects import by_kind
 
 SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
@@ -27,23 +27,6 @@ def make(*arguments: str, folder: Path = TOP) -> subprocess.CompletedProcess[str
     """Run make with this Python instead of the virtual environment."""
     command = ["make", "-o", ".venv/run", f"BIN={os.path.dirname(sys.executable)}", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def documents(text: str) -> dict[str, Obj]:
-    """The objects of a manifest by their kind."""
-    return {document["kind"]: document for document in yaml.safe_load_all(text)}
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """What a release is made from, with results that have the right fingerprint."""
-    for name in ("bundle", "benchmarks", "samples", "docs"):
-        shutil.copytree(TOP / name, tmp_path / name)
-    for name in ("Makefile", "crd.yaml", "deploy.yaml", "milvus_operator.py"):
-        shutil.copy(TOP / name, tmp_path)
-    for name in fingerprint.RESULTS:
-        (tmp_path / name).write_text(f"# Results\n\n{fingerprint.line()}\n")
-    return tmp_path
 
 
 def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_others(
@@ -59,10 +42,10 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_ot
     for key, value in annotations["annotations"].items():
         assert f"LABEL {key}={value}\n" in labels
     csv = manifests / "milvus-polling-operator.clusterserviceversion.yaml"
-    (version,) = documents(csv.read_text()).values()
+    (version,) = by_kind(csv.read_text()).values()
     (example,) = json.loads(version["metadata"]["annotations"]["alm-examples"])
     assert example == yaml.safe_load((TOP / "samples/minimal.yaml").read_text())
-    deploy = documents((TOP / "deploy.yaml").read_text())
+    deploy = by_kind((TOP / "deploy.yaml").read_text())
     install = version["spec"]["install"]["spec"]
     rules = deploy["ClusterRole"]["rules"]
     assert install["permissions"] == [
@@ -80,17 +63,31 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_ot
     assert deployment["spec"] == ours
 
 
-def test_a_release_is_reproducible_and_its_checksums_are_right(copy: Path) -> None:
+def test_a_release_needs_results_of_this_operator_is_reproducible_and_has_right_checksums(
+    tmp_path: Path,
+) -> None:
+    for name in ("bundle", "benchmarks", "samples", "docs"):
+        shutil.copytree(TOP / name, tmp_path / name)
+    for name in ("Makefile", "crd.yaml", "deploy.yaml", "milvus_operator.py"):
+        shutil.copy(TOP / name, tmp_path)
+    for name in fingerprint.RESULTS:
+        (tmp_path / name).write_text(re.sub("`.*`", "`0123456789ab`", fingerprint.line()))
+    done = make("release", f"IMAGE={IMAGE}", folder=tmp_path)
+    assert done.returncode == 2
+    for name, target in fingerprint.RESULTS.items():
+        assert f"{name} is not of this milvus_operator.py: run `{target}`" in done.stderr
+        (tmp_path / name).write_text(f"# Results\n\n{fingerprint.line()}\n")
+    assert not (tmp_path / "dist").exists()
     made = []
     for _ in range(2):
-        done = make("release", f"IMAGE={IMAGE}", folder=copy)
+        done = make("release", f"IMAGE={IMAGE}", folder=tmp_path)
         assert done.returncode == 0, done.stderr
-        made.append({path.name: path.read_bytes() for path in copy.glob("dist/*")})
+        made.append({path.name: path.read_bytes() for path in tmp_path.glob("dist/*")})
     assert made[0] == made[1]
     files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
     assert sorted(made[0]) == ["SHA256SUMS", *files]
     check = ["sha256sum", "-c", "SHA256SUMS"]
-    said = subprocess.check_output(check, cwd=copy / "dist", text=True)
+    said = subprocess.check_output(check, cwd=tmp_path / "dist", text=True)
     assert said.splitlines() == [f"{file}: OK" for file in files]
     crd, *whole = yaml.safe_load_all(made[0][f"{NAME}.yaml"])
     assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
@@ -99,26 +96,14 @@ def test_a_release_is_reproducible_and_its_checksums_are_right(copy: Path) -> No
         assert manifest == [*yaml.safe_load_all(said)]
 
 
-def test_a_release_needs_results_of_this_very_operator(copy: Path) -> None:
-    for name in fingerprint.RESULTS:
-        (copy / name).write_text(re.sub("`.*`", "`0123456789ab`", fingerprint.line()))
-    done = make("release", f"IMAGE={IMAGE}", folder=copy)
-    assert done.returncode == 2
-    for name, target in fingerprint.RESULTS.items():
-        assert f"{name} is not of this milvus_operator.py: run `{target}`" in done.stderr
-    assert not (copy / "dist").exists()
-
-
 def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
+    """What the Role grants is tested with the rights that the operator uses."""
     whole, one = (
-        documents(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}").stdout)
+        by_kind(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}").stdout)
         for namespace in ("", "milvus")
     )
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
-    assert {document["metadata"]["namespace"] for document in one.values()} == {"milvus"}
-    assert one["Role"]["rules"] == whole["ClusterRole"]["rules"]
-    assert one["RoleBinding"]["roleRef"]["kind"] == "Role"
-    assert one["RoleBinding"]["subjects"][0]["namespace"] == "milvus"
+    assert {obj["metadata"]["namespace"] for obj in one.values()} == {"milvus"}
     pods = [manifest["Deployment"]["spec"]["template"]["spec"] for manifest in (whole, one)]
     assert pods[0]["containers"][0]["args"].pop(0) == "--all-namespaces"
     assert pods[0] == pods[1]

@@ -9,6 +9,7 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, eventually, settle
+from tests.lib.objects import by_kind
 
 SAMPLES = [TOP / "sample.yaml", *sorted((TOP / "samples").glob("*.yaml"))]
 VOLUME = """
@@ -23,14 +24,9 @@ spec:
 """
 
 
-def objects(sample: Path) -> dict[str, Obj]:
-    """The objects of a sample by their kind."""
-    return {obj["kind"]: obj for obj in yaml.safe_load_all(sample.read_text())}
-
-
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
 def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path) -> None:
-    found = objects(sample)
+    found = by_kind(sample.read_text())
     milvus = found["Milvus"]
     name = mo.name_of(milvus)
     # Nothing provisions a volume for the claim of samples/production.yaml.
@@ -60,7 +56,7 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
 def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name() -> None:
     containers, env = dict[str, Obj](), dict[str, Obj]()
     for sample in SAMPLES:
-        milvus = objects(sample)["Milvus"]
+        milvus = by_kind(sample.read_text())["Milvus"]
         milvus["metadata"] |= {"namespace": "ns", "uid": "uid"}
         pod = mo.new_pod(milvus, mo.spec_of(milvus), 0)
         (containers[sample.stem],) = pod["spec"]["containers"]
@@ -77,4 +73,5 @@ def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name()
 
 
 def test_sample_yaml_is_the_original_example() -> None:
-    assert objects(TOP / "sample.yaml")["Milvus"] == yaml.safe_load(ORIGINAL_MILVUS)
+    sample = by_kind((TOP / "sample.yaml").read_text())
+    assert sample["Milvus"] == yaml.safe_load(ORIGINAL_MILVUS)

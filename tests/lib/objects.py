@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 import milvus_operator as mo
 
 Obj = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"
+
+
+def by_kind(manifest: str) -> dict[str, Obj]:
+    """The objects of a manifest, which has one of each kind."""
+    return {obj["kind"]: obj for obj in yaml.safe_load_all(manifest)}
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: Any) -> Obj:
@@ -22,13 +29,33 @@ def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: 
     }
 
 
+# As in the loop ------------------------------------------------------------------------
+
+
 def read(milvus: Obj) -> mo.Spec:
-    """Its spec or, as in the loop, what is wrong with it."""
+    """Its spec, or what is wrong with it."""
     try:
         return mo.spec_of(milvus)
     except mo.Invalid as error:
         return mo.NO_SPEC._replace(invalid=str(error))
 
+
+def taken(milvus: Obj, pods: list[Obj]) -> set[str]:
+    """The names that pods of others hold."""
+    return {mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, read(milvus), pod)}
+
+
+def decided(milvus: Obj, pods: list[Obj]) -> list[mo.Action]:
+    return mo.decide(milvus, read(milvus), pods, taken(milvus, pods))
+
+
+def new_status(milvus: Obj, pods: list[Obj], **problems: mo.Reason) -> Obj:
+    """The status that is written; `problems` is by pod, with _ for -."""
+    by_name = {name.replace("_", "-"): problem for name, problem in problems.items()}
+    return mo.status_of(milvus, read(milvus), pods, by_name, NOW)
+
+
+# Pods ----------------------------------------------------------------------------------
 
 OURS = mo.owner_reference(milvus())
 WEB = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "uid-of-web"}
