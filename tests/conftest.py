@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -17,7 +19,7 @@ import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
 from tests.lib import kit
 from tests.lib.kit import Clock, Command, Kube, Obj, eventually
-from tests.lib.wire import Wire
+from tests.lib.wire import Api, Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
 for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE", "YES"):
@@ -107,33 +109,47 @@ def wire(plane: ControlPlane) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def other_crd(kube: Kube) -> Any:
-    """Replaces the CRD for one test: call it with the new one; it waits until that is in use."""
-    ours = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
+def other_version(kube: Kube) -> Any:
+    """Replaces the version in the CRD for one test: call it with the new one, or with none for
+    ours; it waits until that is in use."""
+    crd = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
+    (ours,) = crd["spec"]["versions"]
 
-    def replace(crd: Obj) -> None:
+    def replace(version: Obj = ours) -> None:
+        crd["spec"]["versions"] = [version]
         kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
-        has_status = "subresources" in crd["spec"]["versions"][0]
+        has_status = "subresources" in version
         get = ("get", "--raw", "/apis/zilliz.com/v1")
         eventually(lambda: ("milvuses/status" in kube.kubectl(*get)) == has_status)
         time.sleep(1)  # the handler changes after discovery
 
     yield replace
-    replace(ours)
+    replace()
 
 
 @pytest.fixture
-def command(kube: Kube) -> Iterator[Callable[..., Command]]:
-    """Starts the command for the namespace of the test, and kills it after the test."""
-    started = []
+def api(tmp_path: Path) -> Iterator[Api]:
+    """The server in memory on a port."""
+    api = Api(tmp_path)
+    yield api
+    api.close()
 
-    def start(*arguments: str, kubeconfig: str = "", env: Obj | None = None) -> Command:
-        env = {"KUBECONFIG": kubeconfig or str(kube.plane.kubeconfig())} | (env or {})
-        if not {"-n", "-A"} & set(arguments) and not kubeconfig:
-            arguments = ("-n", kube.ns, *arguments)
-        started.append(Command(*arguments, env=env))
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Command]]:
+    """Starts the command with this kubeconfig, and kills it after the test."""
+    started = list[Command]()
+
+    def start(kubeconfig: str, *arguments: str) -> Command:
+        started.append(Command("--kubeconfig", kubeconfig, *arguments))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def command(kube: Kube, start: Callable[..., Command]) -> Callable[..., Command]:
+    """Starts the command for the namespace of the test, and for others that are named."""
+    return functools.partial(start, str(kube.plane.kubeconfig()), "-n", kube.ns)

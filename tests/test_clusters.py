@@ -14,31 +14,40 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import (
-    ORIGINAL_MILVUS,
-    TOP,
-    Kube,
-    StillClock,
-    eventually,
-    make_pass,
-    new_operator,
-    original_crd,
-    settle,
-)
+from tests.lib.kit import ORIGINAL_MILVUS, TOP, Clock, Kube, eventually, make_pass, settle
+
+# The version of the original example's CRD: without a status subresource.
+ORIGINAL_VERSION = yaml.safe_load("""
+name: v1
+served: true
+storage: true
+schema:
+  openAPIV3Schema:
+    type: object
+    properties:
+      spec:
+        type: object
+        properties:
+          milvusSpec: {type: string}
+          image: {type: string}
+          replicas: {type: integer}
+""")
 
 
 def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_updated(
-    kube: Kube, other_crd: Any, caplog: pytest.LogCaptureFixture
+    kube: Kube,
+    operator: mo.Operator,
+    clock: Clock,
+    other_version: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    other_crd(original_crd())
+    other_version(ORIGINAL_VERSION)
     kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
     for name in ("dotted.name", "l" * 253):
         kube.create(name)
     kube.create("negative", replicas=-1)
     kube.create("huge", replicas=2**31)
     kube.create("no-image", image=None)
-    clock = StillClock()
-    operator = new_operator(kube, clock=clock)
 
     def told() -> bool:
         make_pass(operator)
@@ -52,7 +61,7 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
     assert len(errors) == 1, errors
     assert "status" not in kube.get("milvus-crd-test")
     before = kube.uids()
-    other_crd(yaml.safe_load((TOP / "crd.yaml").read_text()))
+    other_version()
     eventually(lambda: told() and kube.condition("Reconciled", "negative").get("reason"))
     assert kube.condition("Reconciled", "milvus-crd-test")["reason"] == "SpecIsText"
     assert kube.uids() == before
@@ -117,15 +126,12 @@ SPECS: list[Any] = [
 
 
 def test_bad_specs_get_a_clear_message_and_harm_nobody(
-    kube: Kube, operator: mo.Operator, other_crd: Any, caplog: pytest.LogCaptureFixture
+    kube: Kube, operator: mo.Operator, other_version: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the original CRD and a status subresource, the API server stores almost anything."""
-    anything = {"x-kubernetes-preserve-unknown-fields": True}
-    crd = original_crd(**{"type": "object", "nullable": True}, **anything)
-    version = crd["spec"]["versions"][0]
-    version["subresources"] = {"status": {}}
-    version["schema"]["openAPIV3Schema"] |= anything
-    other_crd(crd)
+    """With a status subresource and no schema, the API server stores almost anything."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"openAPIV3Schema": anything}
+    other_version(ORIGINAL_VERSION | {"schema": schema, "subresources": {"status": {}}})
     for number, spec in enumerate(SPECS):
         create_raw(kube, f"bad-{number}", json.dumps(spec))
     for name in ("a-good", "z-good"):

@@ -7,16 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import TOP, Command, Kube, eventually, http_get
+from tests.lib.kit import TOP, Command, Kube, Obj, eventually, http_get
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -28,19 +27,6 @@ def fails(process: Command, code: int, text: str) -> None:
     assert process.end() == code, process.log
     assert len([line for line in process.log.splitlines() if text in line]) == 1, process.log
     assert "Traceback" not in process.log
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path) -> str:
-    """A kubeconfig for a server that nobody runs."""
-    return write_kubeconfig(tmp_path / "nowhere", NOWHERE, {"token": "secret"})
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    api = Api(tmp_path)
-    yield api
-    api.close()
 
 
 # --- Options ---
@@ -56,7 +42,6 @@ def api(tmp_path: Path) -> Iterator[Api]:
         ("--health-port 70000", "70000 is not in the range"),
         ("-n ../x", "'../x' is not a valid namespace name"),
         (f"-n {64 * 'x'}", "is not a valid namespace name"),
-        ("-n=", "'=' is not a valid namespace name"),
     ],
 )
 def test_wrong_usage_exits_2(arguments: str, message: str) -> None:
@@ -105,11 +90,12 @@ def test_the_import_gives_no_warnings() -> None:
     ],
 )
 def test_it_manages_the_namespaces_that_it_is_given(
-    nowhere: str, arguments: str, variable: str | None, managed: str
+    tmp_path: Path, arguments: str, variable: str | None, managed: str
 ) -> None:
     """By default that of the kubeconfig's context."""
     env = {} if variable is None else {"MILVUS_OPERATOR_NAMESPACE": variable}
-    process = Command("--once", "--kubeconfig", nowhere, *arguments.split(), env=env)
+    file = write_kubeconfig(tmp_path / "config", NOWHERE, {"token": "secret"})
+    process = Command("--once", "--kubeconfig", file, *arguments.split(), env=env)
     fails(process, 1, f"requests to {NOWHERE} fail: Failed to establish a new connection: [Errno 1")
     start = f"milvus-polling-operator {mo.__version__}: {managed}, once, server {NOWHERE}\n"
     assert process.log.splitlines(keepends=True)[0].endswith(start)
@@ -173,17 +159,20 @@ SECRETS = [
 ]
 
 
-def test_nothing_secret_is_logged(api: Api, request: pytest.FixtureRequest) -> None:
+@pytest.mark.platform
+def test_health_is_served_until_sigterm_and_nothing_secret_is_shown(
+    api: Api, start: Callable[..., Command]
+) -> None:
     """Logs, metrics, events and statuses show neither spec.milvusSpec nor the token."""
     for number, text in enumerate(SECRETS):
         api.world.add(milvus(f"m{number}", milvusSpec=text))
     port = free_ports(1)[0]
     options = ["-v", "--health-port", str(port), "--interval", "0.3"]
-    process = Command("--kubeconfig", api.kubeconfig({"token": "hunter2"}), *options)
-    request.addfinalizer(process.kill)
+    process = start(api.kubeconfig({"token": "hunter2"}), *options)
     names = [f"m{number}" for number in range(len(SECRETS))]
     eventually(lambda: all("pods" in api.world.status(name) for name in names))
-    metrics = eventually(lambda: http_get(port, "/metrics")[1], ignoring=(OSError,))
+    _, metrics = http_get(port, "/metrics")
+    assert http_get(port, "/healthz") == http_get(port, "/readyz") == (200, "ok\n")
     assert process.stop() == 0
     events = json.dumps(api.world.server.all_of("events"))
     for text in (metrics, events, process.log, *map(str, map(api.world.status, names))):
@@ -207,12 +196,19 @@ def refusal(file: str, context: str | None = None) -> str:
     return raised.value.message.replace(file, "FILE")
 
 
-@pytest.mark.parametrize(
-    "content", ["", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"]
-)
-def test_a_file_that_is_not_a_kubeconfig_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config").write_text(content)
-    refusal(str(tmp_path / "config"))
+def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    assert "nope" in refusal(write_kubeconfig(file, NOWHERE), context="nope")
+    refusal(str(tmp_path))
+    for text in ("", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"):
+        file.write_text(text)
+        refusal(str(file))
+    file.unlink()
+    if os.geteuid() == 0:  # root can read everything, but nobody can read a loop of links
+        file.symlink_to(file)
+    else:
+        file.touch(mode=0)
+    refusal(str(file))
 
 
 @pytest.mark.parametrize(
@@ -230,21 +226,11 @@ def test_a_file_that_is_not_a_kubeconfig_is_named(tmp_path: Path, content: str) 
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_named(
-    tmp_path: Path, server: str, user: dict[str, Any], cluster: dict[str, Any], message: str
+    tmp_path: Path, server: str, user: Obj, cluster: Obj, message: str
 ) -> None:
     said = refusal(write_kubeconfig(tmp_path / "config", server, user, **cluster))
     assert said.startswith("cannot use FILE: ")
     assert message in said
-
-
-def test_a_kubeconfig_that_cannot_be_read_is_named(nowhere: str, tmp_path: Path) -> None:
-    assert "nope" in refusal(nowhere, context="nope")
-    refusal(str(tmp_path))
-    if os.geteuid() == 0:  # root can read everything, but nobody can read a loop of links
-        (tmp_path / "config").symlink_to(tmp_path / "config")
-    else:
-        (tmp_path / "config").touch(mode=0)
-    refusal(str(tmp_path / "config"))
 
 
 # --- A server that does not answer ---

@@ -1,20 +1,22 @@
-"""Credentials: they are found as kubectl finds them, and renewed without a restart."""
+"""Credentials and certificates: they are used as by kubectl, and renewed without a restart."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from cryptography import x509
 from kubernetes.config import incluster_config
 
 import milvus_operator as mo
@@ -26,13 +28,6 @@ from tests.lib.world import milvus
 
 NOWHERE = "https://127.0.0.1:1"  # where nobody listens
 pytestmark = pytest.mark.platform
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    api = Api(tmp_path)
-    yield api
-    api.close()
 
 
 def test_in_a_pod_it_follows_a_rotated_token(
@@ -51,9 +46,8 @@ def test_in_a_pod_it_follows_a_rotated_token(
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "crt"))
     (tmp_path / "namespace").write_text("its-own\n")
     (tmp_path / "token").write_text("first")
-    cluster = mo.Cluster(functools.partial(mo.connect, None, 4))
-    assert cluster.connection.namespace == "its-own"
-    operator = mo.Operator(cluster, ["its-own"], interval=5, workers=2)
+    operator = api.operator("")
+    assert operator.cluster.connection.namespace == "its-own"
     assert api.tokens(operator) == {"first"}
     (tmp_path / "token").write_text("second")
     assert api.tokens(operator) == {"second"}
@@ -172,13 +166,12 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
 
 
 def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
-    api: Api, tmp_path: Path, request: pytest.FixtureRequest
+    api: Api, tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     plugin = Plugin(tmp_path)
     api.accept("good")
     options = ["--interval", "0.5", "-v", "--log-format", "json"]
-    process = Command("--kubeconfig", api.kubeconfig(plugin.user), *options)
-    request.addfinalizer(process.kill)
+    process = start(api.kubeconfig(plugin.user), *options)
     line = json.loads(process.says('"level": "ERROR"'))
     assert "rejects the credentials: exec: process returned 1. " in line["message"]
     assert " ".join(line["message"].split()).endswith('no luck today "or" tomorrow')
@@ -190,8 +183,46 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
     assert process.log.count("ERROR") == 1
 
 
-# --- Connections ---
-def test_a_client_certificate_that_is_renewed_is_used_in_the_next_pass(
+# --- Certificates ---
+AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig
+ANOTHER: Obj = {"certificate_authority": "another/crt"}
+TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in the certificate
+UNKNOWN = (
+    "self-signed certificate|unable to get local issuer certificate|certificate signature failure"
+)
+
+
+@pytest.mark.filterwarnings("error::urllib3.exceptions.InsecureRequestWarning")
+@pytest.mark.parametrize(
+    ("certified", "cluster", "refusal"),
+    [
+        ({}, AUTHORITY, ""),
+        ({"key_identifiers": False}, AUTHORITY, ""),  # as in older clusters
+        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}, ""),
+        ({}, {"insecure_skip_tls_verify": True}, ""),
+        ({"days": -1}, AUTHORITY, "certificate has expired"),
+        ({}, ANOTHER, UNKNOWN),
+        ({}, {}, UNKNOWN),
+        (TUNNEL, AUTHORITY, "IP address mismatch"),
+        (TUNNEL, AUTHORITY | {"tls_server_name": "elsewhere.example"}, "Hostname mismatch"),
+    ],
+)
+def test_certificates_are_accepted_as_by_kubectl_or_refused_with_the_reason(
+    tmp_path: Path, certified: Obj, cluster: Obj, refusal: str
+) -> None:
+    """By default, Python 3.13 and later reject those without key identifiers."""
+    certificate(tmp_path / "another")
+    key_identifiers = certified.get("key_identifiers", True)
+    authority = certificate(tmp_path / "authority", key_identifiers=key_identifiers)
+    certificate(tmp_path / "server", authority, **certified)
+    with closing(Api(tmp_path, milvus("x"), tls=server_context(tmp_path / "server"))) as api:
+        line = "".join(api.operator(api.kubeconfig(**cluster)).run_pass().outages)
+        words = f"requests to {api.url} fail: .*certificate verify failed: ({refusal})"
+        assert re.match(words if refusal else "$", line), line
+        assert api.world.pods() == ([] if refusal else ["x-0"])
+
+
+def test_a_client_certificate_and_an_authority_that_are_renewed_are_used_in_the_next_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, another = certificate(tmp_path / "authority"), certificate(tmp_path / "another")
@@ -199,9 +230,11 @@ def test_a_client_certificate_that_is_renewed_is_used_in_the_next_pass(
     api = Api(tmp_path, tls=server_context(tmp_path / "server", clients=tmp_path / "authority"))
     certificate(tmp_path / "user", another)
     user = {"client-certificate": "user/crt", "client-key": "user/key"}
-    file = api.kubeconfig(user, certificate_authority="authority/crt")
-    operator = api.operator(file)
-    assert not make_pass(operator)
+    operator = api.operator(api.kubeconfig(user, certificate_authority="another/crt"))
+    assert "certificate verify failed" in "".join(operator.run_pass().outages)
+    (tmp_path / "another" / "crt").write_bytes((tmp_path / "authority" / "crt").read_bytes())
+    (line,) = operator.run_pass().outages
+    assert "certificate verify failed" not in line, "it is the server that refuses the client"
     new_key(tmp_path / "user" / "key")
     assert not make_pass(operator), "the renewal is in progress"
     certificate(tmp_path / "user", authority)
@@ -218,6 +251,7 @@ def test_a_client_certificate_that_is_renewed_is_used_in_the_next_pass(
     api.close()
 
 
+# --- Connections ---
 def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None:
     """The next pass is the retry."""
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lib.judge import ROLLED, STRANGER, Judge
-
-Obj = dict[str, Any]
+from tests.lib.judge import ROLLED, STRANGER, Judge, Obj
 
 
 def milvus(name: str, **metadata: Any) -> Obj:

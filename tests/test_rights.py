@@ -76,8 +76,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     kube.create("taken")
     passes()
     for name in {"x-0", "kept-0"} & {*kube.names()}:  # the claim of the latter exists already
-        kube.delete_pod(name)
-        kube.gone(name)
+        kube.kubectl("delete", "pod", name)
     passes()
     kube.change(replicas=1)
     passes()
@@ -92,8 +91,9 @@ def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     documents, namespace = installed
+    bearer = token(kube, namespace)
     namespaces = [None if namespace != kube.ns else kube.ns]
-    operator = new_operator(kube, wire.url, token(kube, namespace), namespaces=namespaces)
+    operator = new_operator(kube, namespaces=namespaces, server=wire.url, token=bearer)
     live(kube, operator)
     assert "not allowed" not in caplog.text
     assert {right_of(request) for request in wire.requests} | {IMPLIED} == rights(documents)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,23 +20,8 @@ from tests.lib.world import milvus
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    api = Api(tmp_path)
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def run(api: Api) -> Iterator[Callable[..., Command]]:
-    started = list[Command]()
-
-    def start(*arguments: str) -> Command:
-        started.append(Command("--kubeconfig", api.kubeconfig(), "-v", *arguments))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
+def run(api: Api, start: Callable[..., Command]) -> Callable[..., Command]:
+    return functools.partial(start, api.kubeconfig(), "-v")
 
 
 def slow_creates(api: Api, seconds: float) -> threading.Event:

@@ -26,9 +26,8 @@ def certificate(
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
     now, key = datetime.now(UTC), new_key(folder / "key")
-    name = x509.Name(
-        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "server" if authority else "authority")]
-    )
+    common_name = "server" if authority else "authority"
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
@@ -40,9 +39,8 @@ def certificate(
     if key_identifiers:
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(own, critical=False).add_extension(
-            of_issuer, critical=False
-        )
+        builder = builder.add_extension(own, critical=False)
+        builder = builder.add_extension(of_issuer, critical=False)
     signed = builder.sign(signer, hashes.SHA256())
     (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return signed, key

@@ -33,13 +33,13 @@ def status(code: int) -> Callable[[Handler], None]:
     body = {"kind": "Status", "code": code, "reason": STATUSES[code]}
     body["message"] = f"injected {STATUSES[code]}"
     headers = {"Retry-After": "1"} if code == 429 else {}
-    return lambda handler: handler.answer(code, json.dumps(body).encode(), headers=headers)
+    return lambda handler: handler.answer(code, json.dumps(body).encode(), **headers)
 
 
 def cut(handler: Handler) -> None:
     """Reset the connection in the middle of the body."""
     answer = handler.forward().data
-    handler.answer(200, answer[: len(answer) // 2], length=len(answer))
+    handler.answer(200, answer[: len(answer) // 2], **{"Content-Length": str(len(answer))})
     handler.reset()
 
 
@@ -51,6 +51,14 @@ def truncated(handler: Handler) -> None:
 def hang(handler: Handler) -> None:
     time.sleep(3)
     handler.reset()
+
+
+def drip(handler: Handler) -> None:
+    """Send a byte at a time, so that no single read times out, and never come to an end."""
+    handler.close_connection = True
+    for byte in b"HTTP/1.1 200 OK\r\nContent-Length":
+        handler.wfile.write(bytes([byte]))
+        time.sleep(0.1)
 
 
 def lost(handler: Handler) -> None:
@@ -69,7 +77,7 @@ FAULTS: dict[str, Callable[[Handler], None]] = {
     "not a list": lambda handler: handler.answer(200, b"{}"),
     "answer lost": lost,
     "hang": hang,
-    "a byte at a time": lambda handler: handler.drip(3),
+    "a byte at a time": drip,
     **{f"{code}": status(code) for code in STATUSES},
 }
 SLOW = {"hang", "a byte at a time"}
@@ -137,6 +145,7 @@ class Kills:
 
 
 # --- Users ---
+REFUSED = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
 VOLUME = """
 apiVersion: v1
 kind: PersistentVolume
@@ -171,7 +180,7 @@ class Users:
 
     def change(self) -> None:
         """Make one change; if the API server refuses it, so be it."""
-        with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError, OSError):
+        with contextlib.suppress(*REFUSED):
             name = self.random.choice(self.names)
             self.changes += 1
             if self.changes % 10 == 0:
@@ -214,8 +223,13 @@ class Users:
         items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=plain)["items"]
         return {judge.name_of(milvus): milvus for milvus in items}
 
-    def settle_down(self) -> bool:
-        """Ask for three or four good pods of each; a new spec waits for no back-off."""
+    def settle_down(self) -> None:
+        """Ask for good pods, and wait until all is served."""
+        eventually(self.ask_for_good_pods, 30, ignoring=REFUSED)
+        eventually(self.are_served, 120, ignoring=(AssertionError,))
+
+    def ask_for_good_pods(self) -> bool:
+        """Three or four of each; a new spec waits for no back-off."""
         for name in self.names:
             if name not in self.present():
                 self.kube.create(name, image="milvus:1")

@@ -19,7 +19,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -59,28 +58,20 @@ def is_ready(pod: Obj) -> bool:
     return ready and not is_ending(pod) and status["phase"] == "Running"
 
 
-@dataclass
-class Asked:
-    """A request that writes."""
-
-    kind: str
-    body: Obj
-    is_done: bool = False
-
-    def fault(self) -> str:
-        """What is wrong with it, whatever there is in the cluster."""
-        metadata = self.body.get("metadata") or {}
-        if self.kind not in REQUESTS:
-            return "no operator makes this request"
-        if self.kind == "DELETE pods" and not self.body.get("preconditions", {}).get("uid"):
-            return "without a UID"
-        if self.kind == "PATCH pods":
-            keys = {"uid", "resourceVersion", "ownerReferences"}
-            if self.body.keys() != {"metadata"} or metadata.keys() != keys:
-                return f"no patch may change this: {self.body}"
-        if self.kind == "PATCH milvuses/status" and not metadata.get("resourceVersion"):
-            return "without a version"
-        return ""
+def fault_of_request(kind: str, body: Obj) -> str:
+    """What is wrong with a request that writes, whatever there is in the cluster."""
+    metadata = body.get("metadata") or {}
+    if kind not in REQUESTS:
+        return "no operator makes this request"
+    if kind == "DELETE pods" and not body.get("preconditions", {}).get("uid"):
+        return "without a UID"
+    if kind == "PATCH pods":
+        keys = {"uid", "resourceVersion", "ownerReferences"}
+        if body.keys() != {"metadata"} or metadata.keys() != keys:
+            return f"no patch may change this: {body}"
+    if kind == "PATCH milvuses/status" and not metadata.get("resourceVersion"):
+        return "without a version"
+    return ""
 
 
 class Judge:
@@ -89,22 +80,18 @@ class Judge:
         self.seen: Counter[str] = Counter()
         self.deleted: set[str] = set()  # the UIDs of the pods that the operator has deleted
 
-    def asks(self, verb: str, target: str, content: bytes) -> Asked:
+    def asks(self, verb: str, target: str, content: bytes) -> None:
         """A request has arrived."""
         url, body = urlsplit(target), json.loads(content or b"{}")
-        path = url.path.partition("/namespaces/")[2].split("/")
-        asked = Asked(" ".join([verb, "/".join(path[1:2] + path[3:])]), body)
         if verb == "GET" or "dryRun" in parse_qs(url.query):
-            return asked
-        if fault := asked.fault():
+            return
+        path = url.path.partition("/namespaces/")[2].split("/")
+        kind = " ".join([verb, "/".join(path[1:2] + path[3:])])
+        if fault := fault_of_request(kind, body):
             self.faults.append(f"{verb} {url.path}: {fault}")
-        self.seen[asked.kind] += 1
-        if asked.kind == "DELETE pods":
+        self.seen[kind] += 1
+        if kind == "DELETE pods":
             self.deleted.add(str(body.get("preconditions", {}).get("uid")))
-        return asked
-
-    def gets(self, content: bytes) -> None:
-        """An answer is delivered: what the operator reads is not judged."""
 
     def harm(self, changes: Iterable[Change], by_users: Collection[str] = ()) -> list[str]:
         """All harm. `by_users` are the UIDs of pods that users have deleted."""
@@ -148,6 +135,3 @@ def fault_of(before: Obj, obj: Obj, is_gone: bool) -> str:
                 return f"a stranger's {key} changed"
         return "a stranger was deleted" if is_gone else ""
     return ""
-
-
-Copy = Judge  # as a wire calls it

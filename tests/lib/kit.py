@@ -10,16 +10,13 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import urllib3
 import yaml
-from kubernetes import config
-from kubernetes.client import ApiClient, Configuration
+from kubernetes.client import ApiClient
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
@@ -121,9 +118,6 @@ class Kube:
         body = {"metadata": metadata}
         self.pods.patch(name=name, namespace=self.ns, body=body, content_type=MERGE)
 
-    def delete_pod(self, name: str) -> None:
-        self.pods.delete(name=name, namespace=self.ns)
-
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
 
@@ -141,16 +135,18 @@ def plain(_: Any, obj: Any) -> Any:
     return obj
 
 
-def client(plane: ControlPlane, server: str | None = None, token: str | None = None) -> ApiClient:
+def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str) -> str:
+    """The administrator's kubeconfig with another token, or with these fields of the cluster."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
+    content["clusters"][0]["cluster"] |= cluster
     if token:
         content["users"][0]["user"]["token"] = token
-    if server:
-        content["clusters"][0]["cluster"]["server"] = server
-    settings = Configuration()
-    config.load_kube_config_from_dict(content, client_configuration=settings)
-    settings.retries, settings.connection_pool_maxsize = False, 32
-    return ApiClient(settings)
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def client(plane: ControlPlane) -> ApiClient:
+    return mo.connect(str(plane.kubeconfig()), 32, None).api
 
 
 @contextlib.contextmanager
@@ -182,36 +178,17 @@ class Clock:
         self.ahead += seconds
 
 
-class StillClock(Clock):
-    """Time that passes only when a test says so."""
-
-    def __call__(self) -> float:
-        return 1000 + self.ahead
-
-
 def new_operator(
     kube: Kube,
-    server: str | None = None,
-    token: str | None = None,
     timeout: float = 10,
-    clock: Clock | None = None,
-    interval: float = 5,
-    dry_run: bool = False,
+    clock: Callable[[], float] = time.monotonic,
     namespaces: list[str | None] | None = None,
-    workers: int = 16,
+    **changes: str,
 ) -> mo.Operator:
-    api = client(kube.plane, server, token)
-    api.user_agent = f"{mo.MANAGER}/test"
-    connection = mo.Connection(api, kube.ns, None, {})
-    cluster = mo.Cluster(lambda _: connection, None, timeout, dry_run, clock or Clock())
-    return mo.Operator(cluster, namespaces or [kube.ns], interval, workers)
-
-
-def operator_of(file: str, kube: Kube, clock: Clock | None = None) -> mo.Operator:
-    """An operator that finds its credentials as the command does."""
-    connect = functools.partial(mo.connect, file, 32)
-    cluster = mo.Cluster(connect, None, 10, clock=clock or Clock())
-    return mo.Operator(cluster, [kube.ns], 5, 16)
+    """An operator with the administrator's kubeconfig, or with these changes in it."""
+    file = kubeconfig(kube.plane.folder / f"{kube.ns}.kubeconfig", kube.plane, **changes)
+    cluster = mo.Cluster(functools.partial(mo.connect, file, 32), None, timeout, clock=clock)
+    return mo.Operator(cluster, namespaces or [kube.ns], 5, 16)
 
 
 def make_pass(operator: mo.Operator) -> bool:
@@ -236,45 +213,9 @@ def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
     settle(operator)
 
 
-def new_wire(plane: ControlPlane, certified: Path | None = None) -> Wire:
-    """A wire to the control plane; with TLS if there is a folder with a certificate and its key."""
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certified else None
-    if tls and certified:
-        tls.load_cert_chain(certified / "crt", certified / "key")
+def new_wire(plane: ControlPlane, tls: ssl.SSLContext | None = None) -> Wire:
+    """A wire to the control plane."""
     return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"), tls)
-
-
-ORIGINAL_CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: milvuses.zilliz.com}
-spec:
-  group: zilliz.com
-  scope: Namespaced
-  names: {plural: milvuses, singular: milvus, kind: Milvus, shortNames: [mi]}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            spec:
-              type: object
-              properties:
-                milvusSpec: {type: string}
-                image: {type: string}
-                replicas: {type: integer}
-"""
-
-
-def original_crd(**spec: Any) -> Obj:
-    """The CRD of the original example, without subresources; or with another schema of spec."""
-    crd: Obj = yaml.safe_load(ORIGINAL_CRD)
-    if spec:
-        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = spec
-    return crd
 
 
 class Command:
@@ -314,23 +255,6 @@ class Command:
         self.process.communicate()
 
 
-def kubeconfig(path: Path, plane: ControlPlane, user: Any = None, **changes: Any) -> str:
-    """A copy of the administrator's kubeconfig, with another user, and these changes: token and
-    namespace, or any field of the cluster."""
-    content = yaml.safe_load(plane.kubeconfig().read_text())
-    if user is not None:
-        content["users"][0]["user"] = user
-    parts = {"token": content["users"][0]["user"], "namespace": content["contexts"][0]["context"]}
-    for key, value in changes.items():
-        part = parts.get(key, content["clusters"][0]["cluster"])
-        part[key.replace("_", "-")] = value
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
 def http_get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    answer = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", timeout=10, retries=False)
+    return answer.status, answer.data.decode()

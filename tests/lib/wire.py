@@ -2,8 +2,8 @@
 
 It forwards every request unchanged: to a real API server or, with `Api`, to the one in memory. A
 test may set `fault` to a function that is called with the handler and the request's verb and path;
-if it returns true, it has handled the request. A test may set `copy`, so that the judge hears of
-each request, and of each list that is delivered.
+if it returns true, it has handled the request. A test may set `judge`, who then hears of each
+request; nothing is recorded for as long.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import urllib3
 import yaml
 
 import milvus_operator as mo
 from tests.lib.front import Obj, Pool
-from tests.lib.judge import Copy
+from tests.lib.judge import Judge
 from tests.lib.server import NAMESPACE
 from tests.lib.world import World
 
@@ -34,7 +33,6 @@ from tests.lib.world import World
 class Request(NamedTuple):
     verb: str
     path: str
-    query: dict[str, list[str]]
     code: int
     credentials: str  # the Authorization header
 
@@ -42,11 +40,10 @@ class Request(NamedTuple):
 class Wire:
     def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
-        self.keep = True  # whether requests are recorded
         self.connections: list[Any] = []  # the clients' addresses, one for each accepted connection
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
-        self.copy: Copy | None = None
+        self.judge: Judge | None = None
         self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.server, self.tls = server, tls
         self.listen(0)
@@ -65,10 +62,6 @@ class Wire:
         self.stop_listening()
         time.sleep(seconds)
         self.listen(self.http.server_port)
-
-    def verbs(self) -> list[str]:
-        """The requests so far, as verb and path."""
-        return [f"{request.verb} {request.path}" for request in self.requests]
 
     def close(self) -> None:
         self.over.set()
@@ -144,8 +137,8 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        copy = self.wire.copy
-        self.asked = copy.asks(self.command, self.path, self.seen) if copy else None
+        if self.wire.judge:
+            self.wire.judge.asks(self.command, self.path, self.seen)
         if not self.wire.up:
             self.reset()
             return
@@ -162,38 +155,24 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the answer of the API server."""
-        headers = {
-            key: value
-            for key, value in self.headers.items()
-            if key.lower() not in ("host", "content-length")
-        }
-        url = urlsplit(self.path)
+        del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
         answer: urllib3.BaseHTTPResponse = self.wire.upstream.request(
-            self.command, self.wire.server + self.path, body=self.seen, headers=headers
+            self.command,
+            self.wire.server + self.path,
+            body=self.seen,
+            headers=dict(self.headers.items()),
         )
-        if self.asked:
-            self.asked.is_done = answer.status == 200
-        if self.wire.keep:
-            who = self.headers.get("Authorization", "")
-            self.wire.requests.append(
-                Request(self.command, url.path, parse_qs(url.query), answer.status, who)
-            )
+        if not self.wire.judge:
+            path, who = self.path.partition("?")[0], self.headers.get("Authorization", "")
+            self.wire.requests.append(Request(self.command, path, answer.status, who))
         return answer
 
     def answer(
-        self,
-        code: int,
-        body: bytes,
-        kind: str = "application/json",
-        length: int = 0,
-        headers: dict[str, str] | None = None,
+        self, code: int, body: bytes, kind: str = "application/json", **headers: str
     ) -> None:
-        if self.wire.copy and code == 200 and not length:
-            self.wire.copy.gets(body)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | headers
         self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(length or len(body)))
-        for key, value in (headers or {}).items():
+        for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(body)
@@ -202,20 +181,6 @@ class Handler(BaseHTTPRequestHandler):
         """Reset the connection, as if the process had died."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(self.connection.detach())
-        self.close_connection = True
-
-    def drip(self, seconds: float) -> None:
-        """Send one byte at a time, so that no single read times out."""
-        end = time.monotonic() + seconds
-        try:
-            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b" " * 100000:
-                self.wfile.write(bytes([byte]))
-                self.wfile.flush()
-                time.sleep(0.1)
-                if time.monotonic() > end:
-                    break
-        except OSError:
-            pass
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
