@@ -183,7 +183,7 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
     assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= names
     # One of them is made for Pod Security.
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
-    kube.delete_pod("restricted-0")
+    kube.kubectl("delete", "pod", "restricted-0")
     kube.gone("restricted-0")
     settle(operator)
     assert "restricted-0" in kube.names()
