@@ -116,7 +116,7 @@ class Plugin:
         (folder / "plugin").write_text(f"""#!/bin/sh
 cd {folder}
 echo asked >> calls
-while [ -e wait ]; do sleep 0.1; done
+for try in $(seq 300); do [ -e wait ] && sleep 0.1; done
 cat credential 2> /dev/null && exit
 printf 'no luck\\ntoday "or" tomorrow' >&2
 exit 1
@@ -164,6 +164,12 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
     calls = plugin.calls()
     assert api.tokens(operator) == {"third"}
     assert plugin.calls() == calls
+    (tmp_path / "wait").touch()
+    api.accept("fourth")
+    assert not any(make_pass(operator) for _ in range(2))
+    api.kubeconfig({"token": "fourth"})
+    eventually(lambda: api.tokens(operator) == {"fourth"})  # nobody waits for the plugin
+    (tmp_path / "wait").unlink()
 
 
 def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import milvus_operator as mo
 from tests.lib.front import ERRORS, Obj, Request
 from tests.lib.world import World, at_rest, milvus
 
@@ -71,6 +72,15 @@ def test_once_goes_on_after_eight_failures_and_then_fails() -> None:
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
     assert world.pods() == ["x-10", "x-11"]
     assert any(", 1 left for the next pass, " in line for line in world.log)
+
+
+def test_once_fails_if_something_is_left_after_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mo, "MAX_PASSES", 3)
+    world = World(milvus("x", replicas=5), interval=1, workers=1)
+    world.server.delay("create", "pods", 1)
+    assert not world.operator.run_once()
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    assert world.operator.run_once()
 
 
 def test_once_fails_if_a_create_times_out_only_in_a_later_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -124,25 +125,27 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
     assert len(world.pods()) == 2
 
 
+@pytest.mark.parametrize(("function", "reason"), [("new_pod", "APIError"), ("spec_of", "")])
 def test_an_unforeseen_error_about_one_milvus_delays_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    function: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(milvus("x"), milvus("y"))
-    real = mo.new_pod
+    real = getattr(mo, function)
 
-    def new_pod(milvus: Obj, spec: mo.Spec, ordinal: int) -> Obj:
+    def failing(milvus: Obj, *arguments: Any) -> Any:
         if mo.name_of(milvus) == "x":
             raise ZeroDivisionError("hunter2")
-        return real(milvus, spec, ordinal)
+        return real(milvus, *arguments)
 
-    monkeypatch.setattr(mo, "new_pod", new_pod)
+    monkeypatch.setattr(mo, function, failing)
     world.passes(10)
     assert world.pods() == ["y-0"]
     (line,) = [line for line in world.troubles if "milvus test/x" not in line]
     assert line.startswith("unexpected ZeroDivisionError in test_outages.py, line ")
     assert line.endswith(": please report this bug")
     assert "hunter2" not in "".join(world.log)
-    assert world.reason() == "APIError"
+    assert world.reason() == reason
+    assert metric("milvuses", state="failed") == 1
 
 
 # --- The end ---

@@ -57,6 +57,15 @@ def test_a_pod_that_ends_is_replaced_at_once_and_then_after_longer_and_longer() 
     assert world.uid("x-1") == other
 
 
+def test_pods_that_end_together_count_once_for_the_back_off() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    for _ in range(2):
+        for name in world.pods():
+            world.server.fail(name)
+        world.passes(4)
+    assert world.times("delete", "pods") == [0, 0, 20, 0, 0]
+
+
 def test_only_the_given_namespaces_are_served() -> None:
     several = [milvus("x", "a"), milvus("y", "b"), milvus("z", "c")]
     assert at_rest(*several, namespaces=["a", "b"]).pods() == ["x-0", "y-0"]
@@ -99,6 +108,16 @@ def test_the_next_pass_comes_after_half_the_time_since_the_last_change() -> None
     assert world.run(25) == [0, 10, 20], "at most the interval"
     world.change("x", replicas=2)
     assert world.run(2.5) == [0, 0.5, 1, 1.5, 2]
+
+
+def test_what_a_pass_leaves_is_soon_continued_though_nothing_has_changed() -> None:
+    """A pass ends after eight failures of a Milvus."""
+    world = World(milvus("x", replicas=12), interval=1000)
+    world.server.refuse("create", "pods", 422, "no")
+    world.run(3000)
+    world.forget()
+    assert world.run(1000) == [0, 0.5]
+    assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])
@@ -217,6 +236,14 @@ def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_milvus(
         assert world.names(verb, resource).count(name) == 1
     world.settle()
     assert len(world.pods()) == 5
+
+
+def test_the_next_pass_comes_soon_after_a_change_while_an_earlier_write_hangs() -> None:
+    world = World(milvus("x"), milvus("y"))
+    with world.hanging("create", "pods", name="x-0"):
+        world.passes()
+        world.change("y", replicas=2)
+        assert world.run(2) == [0, 0.5, 1, 1.5]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

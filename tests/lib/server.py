@@ -74,8 +74,10 @@ class MemoryServer(Front):
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "conditions": conditions} | status
         with self.lock:
-            pod = self.objects["pods", namespace, name]
-            self.put("pods", merge(pod, {"spec": {"nodeName": "node-0"}, "status": status}))
+            old = self.objects["pods", namespace, name]
+            new = merge(old, {"spec": {"nodeName": "node-0"}, "status": status})
+            if new != old:
+                self.put("pods", new)
 
     def run_pods(self) -> None:
         """Every pod that is Pending runs and is Ready."""
