@@ -185,8 +185,6 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
     plugin.prints("good")
     process.says("resolved: ")
     assert process.stop() == 0
-    for line in process.log.splitlines():
-        assert {"timestamp", "level", "message"} <= json.loads(line).keys()
     assert process.log.count("ERROR") == 1
 
 

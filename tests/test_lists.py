@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -48,6 +49,21 @@ def test_large_objects_are_listed_in_small_pages() -> None:
     first, *others = limits(world, "pods")
     assert first == 10
     assert 2 <= min(others) <= max(others) <= 5
+
+
+def test_a_hundred_and_fifty_large_pods_are_listed_within_300_mib() -> None:
+    """A process without any pods has less than 100 MiB; etcd takes objects of up to 1.5 MiB."""
+    annotations = {f"key-{number}": "x" * 1000 for number in range(1300)}
+    labels = {mo.MANAGED_BY_LABEL: mo.MANAGER}
+    world = World()
+    for number in range(150):
+        world.add(pod(f"x-{number}", labels=labels, annotations=annotations))
+    tracemalloc.start()
+    world.passes(2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "pass over 0 Milvus resource(s) and 150 pod(s)" in world.log[0]
+    assert peak < 200 << 20
 
 
 @pytest.mark.parametrize(

@@ -156,15 +156,3 @@ def test_when_it_is_stopped_no_write_and_no_pass_begins() -> None:
     world.run(20)
     assert world.pods() == ["x-0", "x-1"], "what is in progress ends"
     assert [one.verb for one in world.server.journal[-2:]] == ["create", "create"]
-
-
-def test_finish_waits_four_seconds_for_what_hangs() -> None:
-    world = World(milvus("x"), milvus("y"))
-    with world.hanging("create", "pods", name="x-0"):
-        world.passes()
-        before = world.clock.now()
-        world.operator.finish()
-        assert world.clock.now() == before + 4
-        world.forget()
-        world.run(20)
-        assert world.server.journal == []

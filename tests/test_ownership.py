@@ -54,22 +54,6 @@ def test_an_ending_stranger_is_waited_for_and_is_no_conflict() -> None:
     assert len(touched(world, "x-0")) == 1
 
 
-def test_pods_of_an_earlier_milvus_of_that_name_are_waited_for() -> None:
-    world = at_rest(milvus("x"))
-    before = world.uids()
-    world.remove("milvuses", "x")
-    world.add(milvus("x"))
-    world.passes(3)
-    assert world.uids() == before
-    world.server.collect()
-    world.passes(3)
-    assert world.uids() == before
-    assert (world.troubles, world.reason()) == ([], "Reconciled")
-    world.settle()
-    assert world.uids() != before
-    assert world.condition("x", "Ready")["status"] == "True"
-
-
 def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted() -> None:
     world = at_rest(milvus("x", replicas=2))
     world.change("x", replicas=1)
