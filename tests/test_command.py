@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import TOP, Command, Kube, Obj, eventually, http_get
+from tests.lib.kit import TOP, Command, Obj, eventually, http_get
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -102,21 +102,6 @@ def test_it_manages_the_namespaces_that_it_is_given(
 
 
 # --- What it does, and what it logs ---
-@pytest.mark.platform
-def test_once_creates_what_is_missing_and_exits_0(
-    kube: Kube, command: Callable[..., Command]
-) -> None:
-    kube.create(replicas=3)
-    process = command("--once", "--workers", "1")
-    assert process.end() == 0, process.log
-    assert kube.names() == ["x-0", "x-1", "x-2"]
-    assert kube.status()["pods"] == kube.names()
-    lines = [line.partition("INFO    ")[2] for line in process.log.splitlines()]
-    assert lines[1:4] == [f"created pod {kube.ns}/x-{number}" for number in range(3)]
-    done = "pass over 1 Milvus resource(s) and 0 pod(s): 3 created, "
-    assert lines[4].startswith(done), process.log
-
-
 def test_verbose_logs_the_passes_that_did_nothing(api: Api) -> None:
     for options in ([], ["-v"]):
         process = Command("--once", "--kubeconfig", api.kubeconfig(), *options)

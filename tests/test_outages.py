@@ -146,13 +146,3 @@ def test_an_unforeseen_error_about_one_milvus_delays_no_other(
     assert "hunter2" not in "".join(world.log)
     assert world.reason() == reason
     assert metric("milvuses", state="failed") == 1
-
-
-# --- The end ---
-def test_when_it_is_stopped_no_write_and_no_pass_begins() -> None:
-    world = World(milvus("x", replicas=5), milvus("y"), workers=1)
-    stop = lambda _: setattr(world.operator, "stopping", True)  # noqa: E731
-    world.server.when("create", "pods", stop, name="x-1")
-    world.run(20)
-    assert world.pods() == ["x-0", "x-1"], "what is in progress ends"
-    assert [one.verb for one in world.server.journal[-2:]] == ["create", "create"]
