@@ -611,11 +611,10 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
     if is_milvus and owner.get("name") == name_of(milvus):
         return None  # another UID: an earlier Milvus of that name; the garbage collector deletes it
     whose = f"belongs to {owner.get('kind')} {owner.get('name')}" if owner else "has no controller"
-    advice = (
-        "delete it (the operator retries within 5 minutes), or create the Milvus under another name"
-    )
+    kind = owner.get("kind", "pod")
+    advice = f"create the Milvus under another name or, if nobody needs that {kind}, delete it"
     text = f"pod {name} already exists and {whose}, so the operator does not touch it: {advice}"
-    return Reason(NAME_CONFLICT, text)
+    return Reason(NAME_CONFLICT, f"{text} (the operator retries within 5 minutes)")
 
 
 def lacks(sent: Obj, pod: Obj) -> str:
@@ -1163,7 +1162,7 @@ def without_passwords(text: str) -> str:
 
 # --- The requests ---
 PLUGIN_RUNS = "the kubeconfig's exec plugin is still running; it may be waiting for a login"
-EXEMPT = "exempt it from that webhook or policy, because the operator relies on it"
+EXEMPT = "which the operator relies on: exempt the pods of this Milvus from that webhook or policy"
 
 
 class Cluster:
@@ -1344,7 +1343,8 @@ class Cluster:
         """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
         options["query_params"] = [("fieldValidation", "Strict")]
         if lacking := lacks(pod, self.request("create", self.pods, pod, body=pod, **options)):
-            raise ApiError(422, f"admission removes or changes {lacking} of new pods: {EXEMPT}")
+            text = f"a webhook or policy removes or changes {lacking} of new pods, {EXEMPT}"
+            raise ApiError(422, text)
 
     def check(self, pod: Obj) -> None:
         """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
@@ -1377,7 +1377,9 @@ class Cluster:
         metadata["ownerReferences"] = [owner_reference(milvus)]
         adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
         if owner_uid(adopted) != uid_of(milvus):
-            text = f"admission removes the owner reference of pod {name_of(pod)}: {EXEMPT}"
+            text = (
+                f"a webhook or policy removes the owner reference of pod {name_of(pod)}, {EXEMPT}"
+            )
             raise ApiError(422, text)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
@@ -1432,9 +1434,21 @@ class Memory:
         why = error.why()
         if error.reason == "Conflict" and back_off.delay < most:
             why = Reason(PENDING)  # it usually passes
-        lost = error.code == 0 or error.code >= 500
+        # The API server's InternalError is an answer: most often, a webhook has failed.
+        lost = error.code == 0 or (error.code >= 500 and error.reason != "InternalError")
         self.back_offs[key] = back_off._replace(why=why, outage=error.outage, lost=lost)
         return self.back_offs[key]
+
+    def forget(self, todo: Collection[int | str], later: Collection[int | str], now: float) -> None:
+        """Forget what is no longer to do. Of what may be to do again later, keep how long it backs
+        off but, once that time is over, not why."""
+        kept = dict[int | str, BackOff]()
+        for key, back_off in self.back_offs.items():
+            if key in todo or (key in later and now < back_off.until):
+                kept[key] = back_off
+            elif key in later:
+                kept[key] = back_off._replace(why=Reason(PENDING), outage="")
+        self.back_offs = kept
 
     def waits(self, key: int | str, now: float) -> bool:
         return now < self.back_offs.get(key, NEVER_FAILED).until
@@ -1497,9 +1511,9 @@ class Operator:
         self.cluster = cluster
         self.clock = cluster.clock
         self.interval = interval
-        self.acting, self.batch = min(interval, MAX_ACTING), BATCH
+        self.acting, self.batch, self.failures = min(interval, MAX_ACTING), BATCH, MAX_FAILURES
         if cluster.dry_run:  # no later pass could tell what is left
-            self.acting, self.batch = math.inf, 1 << 30
+            self.acting, self.batch, self.failures = math.inf, 1 << 30, 1 << 30
         self.namespaces = list(namespaces)
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         self.workers = ThreadPoolExecutor(workers)
@@ -1558,6 +1572,7 @@ class Operator:
         _, error = attempt(self.observe_and_act, this)
         if error:  # no thread or no memory was left: the next pass may have it
             this.outages += [*self.outages.values(), f"a pass failed: {error}"]
+            this.lists = 0  # so that --once fails
         self.report(this)
         return this
 
@@ -1570,24 +1585,32 @@ class Operator:
             self.submit(job)
         self.wait_for_workers(this)
         left = {uid_of(job.milvus) for job in jobs if job.unfinished}
-        this.unfinished = bool(left)
+        this.unfinished = bool(left or self.trusted(this))
         left |= busy  # also what has ended since: the next pass sees what came of it
-        left |= {uid_of(job.milvus) for task, job in self.tasks.copy().items() if not task.done()}
+        left |= {uid_of(job.milvus) for job in self.pending().values()}
         this.left = len(left)
+
+    def pending(self) -> dict[Future[None], Job]:
+        """The tasks that have not ended."""
+        return {task: job for task, job in self.tasks.copy().items() if not task.done()}
+
+    def trusted(self, this: Pass) -> list[Future[None]]:
+        """Those of this pass whose Milvus did not hang before."""
+        pending = self.pending().items()
+        return [task for task, job in pending if job.this is this and not job.suspect]
 
     def withdraw(self) -> set[str]:
         """Take back what no worker has begun. Returns the UIDs of what workers still have."""
         for task in list(self.tasks):
             if task.cancel() or task.done():
                 del self.tasks[task]
-        return {uid_of(job.milvus) for job in self.tasks.copy().values()}
+        return {uid_of(job.milvus) for job in self.pending().values()}
 
     def wait_for_workers(self, this: Pass) -> None:
         """Wait until all is done, or until the deadline; for what hung before, until the next pass
         is due."""
         while not self.stopping:
-            pending = {task: job for task, job in self.tasks.copy().items() if not task.done()}
-            trusted = [t for t, job in pending.items() if job.this is this and not job.suspect]
+            pending, trusted = self.pending(), self.trusted(this)
             until = this.started + self.next_pass(this)
             if trusted:
                 until = this.deadline + GRACE
@@ -1655,10 +1678,10 @@ class Operator:
             if back_off.why.reason == NAME_CONFLICT:  # with a pod that is not in the lists
                 taken.add(f"{name_of(milvus)}-{ordinal}")
         job.actions = decide(milvus, spec, job.pods, taken)
-        # What is no longer to do is forgotten, but a roll may come back to an outdated pod.
-        live: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
-        live |= {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
-        memory.back_offs = {key: some for key, some in memory.back_offs.items() if key in live}
+        todo: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
+        # A roll may come back to them.
+        later = {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
+        memory.forget(todo, later, now)
         job.todo = choose(job.actions, memory.back_offs, now >= memory.restart.until, now)
         for start in range(self.batch, len(job.todo), self.batch):
             self.submit(job, start)
@@ -1688,7 +1711,7 @@ class Operator:
         if is_overdue and not self.is_over(job):  # its pods change in each pass
             self.write_status(job)
         for action in job.todo[start : start + self.batch]:
-            if self.is_over(job) or job.failures >= MAX_FAILURES:
+            if self.is_over(job) or job.failures >= self.failures:
                 break
             # Another one's failure may count for it.
             if not memory.waits(action.ordinal, self.clock()):
@@ -1698,11 +1721,17 @@ class Operator:
             memory.unreported = min(memory.unreported, self.clock())
         elif not is_overdue:
             self.tell_all(job)
-        is_cut = self.is_over(job) or job.failures >= MAX_FAILURES or is_overdue
-        if is_cut or (is_later and not job.changed):
+        is_cut = self.is_over(job) or job.failures >= self.failures or is_overdue
+        if is_cut or (is_later and not job.changed) or self.may_go_on(job):
             job.unfinished = True
         elif not job.changed:
             self.settle(job)
+
+    def may_go_on(self, job: Job) -> bool:
+        """Whether what failed makes way for something else, such as another step of the roll."""
+        if not job.failures or self.cluster.dry_run:
+            return False
+        return bool(choose(job.actions, job.memory.back_offs, False, self.clock()))
 
     def tell_all(self, job: Job) -> None:
         """Write the status and the events of a Milvus."""
@@ -1737,7 +1766,8 @@ class Operator:
     def is_conflict(self, job: Job, key: int | str, error: ApiError) -> bool:
         """Whether something has changed, so that the next pass decides anew. A second time in a
         row, it is a failure like any other."""
-        if error.reason not in ("Conflict", "NotFound") or key in job.memory.back_offs:
+        passing = ("Conflict", "NotFound", "AlreadyExists")
+        if error.reason not in passing or key in job.memory.back_offs:
             return False
         job.memory.back_offs[key] = BackOff(why=Reason(PENDING))
         job.changed = True
@@ -1855,7 +1885,7 @@ class Operator:
             return
         text = f"{reason}: {message}"
         if reason == RECONCILED:
-            text = message = f"{before.get('reason')} no longer applies"
+            text = message = f"resolved: {before.get('reason')}"
         is_warning = reconciled["status"] == "False"
         level = logging.WARNING if is_warning else logging.INFO
         tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
@@ -1893,7 +1923,7 @@ class Operator:
         counts = [f"{this.written[what]} {what}" for what in WRITTEN if this.written[what]]
         level = logging.INFO if counts else logging.DEBUG
         done = ", ".join(counts or ["nothing written"])
-        left = f", {this.left} left for the next pass" if this.left else ""
+        left = f", {this.left} Milvus resource(s) left for the next pass" if this.left else ""
         total = f"{this.milvuses} Milvus resource(s) and {this.pods} pod(s){would}"
         log.log(level, "pass over %s: %s%s, %.2f s", total, done, left, now - this.started)
         if not this.outages:
@@ -2116,8 +2146,9 @@ def start_log(verbose: bool, log_format: str) -> None:
 @click.option(
     "--once",
     is_flag=True,
-    help="Do everything that can be done now, then exit with code 0, or 1 if a list failed or a "
-    "Milvus has a problem. Does not wait for pods or finish a rolling update.",
+    help="Do everything that can be done now, then exit with code 0, or 1 if a list failed or the "
+    "operator could not do what a Milvus asks for. Does not wait until pods are Ready, and does "
+    "not finish a rolling update.",
 )
 @click.option(
     "--dry-run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -11,6 +12,10 @@ from tests.lib.front import ERRORS, Obj, Request
 from tests.lib.world import World, at_rest, milvus
 
 STORED: Obj = {"storage": {"size": "1Gi"}}
+
+
+def unstartable(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_once_creates_every_missing_pod_in_one_run_though_the_first_tries_are_conflicts() -> None:
@@ -64,6 +69,22 @@ def test_once_fails_when_a_milvus_cannot_be_served_or_a_list_fails(
     assert [name for name in world.pods() if "x" in name] == ["x-0", "x-1", "x-2"]
 
 
+def test_once_begins_another_step_of_a_roll_if_the_first_is_refused() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.refuse("delete", "pods", 403, "no", name="x-2")
+    world.change("x", image="milvus:2")
+    assert not world.operator.run_once()
+    assert world.names("delete", "pods") == ["x-2", "x-1"]
+
+
+def test_once_fails_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.passes()
+    world.add(milvus("x"))
+    monkeypatch.setattr(threading.Thread, "start", unstartable)
+    assert not world.operator.run_once()
+
+
 def test_once_goes_on_after_eight_failures_and_then_fails() -> None:
     world = World(milvus("x", replicas=12))
     for number in range(10):
@@ -71,7 +92,7 @@ def test_once_goes_on_after_eight_failures_and_then_fails() -> None:
     assert not world.operator.run_once()
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
     assert world.pods() == ["x-10", "x-11"]
-    assert any(", 1 left for the next pass, " in line for line in world.log)
+    assert any(", 1 Milvus resource(s) left for the next pass, " in line for line in world.log)
 
 
 def test_once_fails_if_something_is_left_after_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +160,10 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_done() -> None:
         assert line in world.log
 
 
-def test_a_dry_run_fails_as_the_writes_would() -> None:
-    world = World(milvus("x"), dry_run=True)
-    world.server.refuse("create", "pods", 422, "bad")
+def test_a_dry_run_fails_as_the_writes_would_and_says_what_else_would_be_done() -> None:
+    world = World(milvus("x", replicas=11), dry_run=True)
+    for number in range(10):
+        world.server.refuse("create", "pods", 422, "bad", name=f"x-{number}")
     assert not world.operator.run_once()
+    assert "created pod test/x-10 (dry run)" in world.log
     assert world.status("x") == {"observedGeneration": -1}

@@ -137,7 +137,7 @@ def test_a_pass_ends_when_the_next_one_is_due_and_what_it_leaves_comes_first_the
     world.server.delay("create", "pods", 0.3)
     assert world.operator.run_pass().left == 2
     assert world.names("create", "pods") == ["a-0", "a-1"], "at 0 s and at 0.3 s"
-    assert any(", 2 left for the next pass, " in line for line in world.log)
+    assert any(", 2 Milvus resource(s) left for the next pass, " in line for line in world.log)
     world.clock.advance(0.5)
     world.passes(3)
     assert world.names("create", "pods") == ["a-0", "a-1", "a-2", "a-3", "b-0", "b-1", "b-2", "b-3"]
@@ -281,3 +281,12 @@ def test_garbage_is_collected_once_after_each_pass(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gc, "collect", lambda: collected.append(world.clock.now()))
     world.run(20)
     assert len(collected) == len({*collected}) == 4
+
+
+def test_what_no_worker_could_begin_does_not_wait_for_a_long_interval() -> None:
+    world = World(milvus("x"), milvus("y"), interval=600, workers=1)
+    world.server.refuse("create", "pods", 422, "no")
+    world.passes(4)
+    world.server.rules.clear()
+    with world.hanging("create", "pods"):
+        assert len(world.run(30)) > 1

@@ -200,6 +200,24 @@ def test_a_right_that_only_deletes_lack_delays_no_create() -> None:
     assert world.pods() == ["x-0", "x-1", "x-2"]
 
 
+def test_a_right_is_no_longer_missing_when_nothing_needs_it_any_more() -> None:
+    """The roll waits for x-0, so the other pods are not tried again."""
+    world = at_rest(milvus("x", replicas=3))
+    world.server.refuse("delete", "pods", 403, NO_RIGHT.replace("create", "delete"), "Forbidden")
+    world.change("x", image="broken")
+    world.passes(2)
+    world.server.set_pod("x-0", ready=False)
+    world.passes(2)
+    world.server.rules.clear()
+    world.clock.advance(300)
+    world.passes()
+    world.server.finish_deletions()
+    world.passes(2)
+    assert world.images() == ["broken", "milvus:1", "milvus:1"]
+    assert world.reason() == "Reconciled"
+    assert metric("seconds_since_good_pass") == 5
+
+
 @pytest.mark.parametrize(
     ("code", "message", "said"),
     [(403, NO_EVENTS, "not allowed to create events in namespace test"), (500, "not now", "")],

@@ -22,8 +22,9 @@ def test_events_tell_the_story() -> None:
     world.change("x", replicas=3)
     world.settle()
     conflict = (
-        "NameConflict: pod x-1 already exists and has no controller, so the operator does not touch it: delete it "
-        "(the operator retries within 5 minutes), or create the Milvus under another name"
+        "NameConflict: pod x-1 already exists and has no controller, so the operator does not touch it: "
+        "create the Milvus under another name or, if nobody needs that pod, delete it "
+        "(the operator retries within 5 minutes)"
     )
     assert world.events() == [
         "Created: created pods x-0, x-1",
@@ -36,9 +37,9 @@ def test_events_tell_the_story() -> None:
         "Created: created pod x-0",
         conflict,
         "Created: created pods x-1, x-2",
-        "Reconciled: NameConflict no longer applies",
+        "Reconciled: resolved: NameConflict",
     ]
-    assert "milvus test/x: NameConflict no longer applies" in world.log
+    assert "milvus test/x: resolved: NameConflict" in world.log
     types = {event["type"] for event in world.server.all_of("events") if "Name" in event["reason"]}
     assert types == {"Warning"}
 
