@@ -714,6 +714,7 @@ class BackOff(NamedTuple):
     why: Reason = Reason("")
     outage: str = ""
     lost: bool = False  # whether the response was, so that the write may still take effect
+    what: str = ""  # failed: one of DONE, if it is about a pod
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
@@ -821,7 +822,8 @@ def status_of(
     if reconciled.reason in STALLED:
         conditions.append(new_condition(milvus, "Stalled", True, reconciled, now))
     ours = ("Ready", "Reconciled", "Stalled")
-    conditions += [item for item in conditions_of(milvus) if item.get("type") not in ours]
+    others = [item for item in conditions_of(milvus) if item.get("type") not in ours]
+    conditions += [item for item in others if not is_deeper_than(MAX_SPEC_DEPTH, item)]
     return {
         "observedGeneration": generation_of(milvus),
         "replicas": len(present),
@@ -941,7 +943,7 @@ def api_error(error: ApiException) -> ApiError:
     if reason in {*WAITING, NAME_CONFLICT}:  # from a webhook: these are our own words
         reason = ""
     for cause in mapping(status.get("details")).get("causes") or []:
-        if cause.get("reason") == NAMESPACE_TERMINATING:
+        if mapping(cause).get("reason") == NAMESPACE_TERMINATING:
             reason = NAMESPACE_TERMINATING
     return ApiError(error.status or 0, " ".join(str(message).split())[:1000], reason)
 
@@ -1119,8 +1121,12 @@ def contents_of(files: Iterable[str]) -> dict[str, bytes]:
 
 
 def environment_proxy(host: str) -> str | None:
-    """The proxy of the environment. Unlike the client library, kubectl does not read ALL_PROXY."""
-    return urllib.request.getproxies().get(urllib3.util.parse_url(host).scheme or "")
+    """The proxy of the environment. As in kubectl, it is not ALL_PROXY, and not for localhost."""
+    url = urllib3.util.parse_url(host)
+    if re.fullmatch(r"localhost|127\..*|\[::1\]", url.host or ""):
+        return None
+    proxy = urllib.request.getproxies().get(url.scheme or "")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def new_client(settings: Configuration, connections: int) -> ApiClient:
@@ -1140,6 +1146,7 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     tls.verify_flags &= (
         ~ssl.VERIFY_X509_STRICT
     )  # certificates of older clusters fail this default of 3.13
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority may be an intermediate one
     if not settings.verify_ssl:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
@@ -1427,7 +1434,7 @@ class Memory:
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # events (none)
 
-    def back_off(self, key: int | str, error: ApiError, now: float) -> BackOff:
+    def back_off(self, key: int | str, error: ApiError, now: float, what: str = "") -> BackOff:
         """Back off after an error: for longer than the last time."""
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
@@ -1436,15 +1443,17 @@ class Memory:
             why = Reason(PENDING)  # it usually passes
         # The API server's InternalError is an answer: most often, a webhook has failed.
         lost = error.code == 0 or (error.code >= 500 and error.reason != "InternalError")
-        self.back_offs[key] = back_off._replace(why=why, outage=error.outage, lost=lost)
+        self.back_offs[key] = BackOff(*back_off[:2], why, error.outage, lost, what)
         return self.back_offs[key]
 
-    def forget(self, todo: Collection[int | str], later: Collection[int | str], now: float) -> None:
+    def forget(
+        self, todo: Mapping[int | str, str], later: Collection[int | str], now: float
+    ) -> None:
         """Forget what is no longer to do. Of what may be to do again later, keep how long it backs
         off but, once that time is over, not why."""
         kept = dict[int | str, BackOff]()
         for key, back_off in self.back_offs.items():
-            if key in todo or (key in later and now < back_off.until):
+            if todo.get(key) == back_off.what or (key in later and now < back_off.until):
                 kept[key] = back_off
             elif key in later:
                 kept[key] = back_off._replace(why=Reason(PENDING), outage="")
@@ -1662,7 +1671,8 @@ class Operator:
         if generation_of(milvus) != memory.generation:
             memory.generation = generation_of(milvus)
             lost = [key for key, back_off in memory.back_offs.items() if back_off.lost]
-            memory.back_offs = dict.fromkeys(lost, BackOff(why=Reason(PENDING), lost=True))
+            again = BackOff(why=Reason(PENDING), lost=True, what="deleted")
+            memory.back_offs = dict.fromkeys(lost, again)
         if now >= memory.restart.until - memory.restart.delay + 600:
             memory.restart = NEVER_FAILED
         try:
@@ -1678,7 +1688,8 @@ class Operator:
             if back_off.why.reason == NAME_CONFLICT:  # with a pod that is not in the lists
                 taken.add(f"{name_of(milvus)}-{ordinal}")
         job.actions = decide(milvus, spec, job.pods, taken)
-        todo: set[int | str] = {STATUS, EVENTS, *(action.ordinal for action in job.actions)}
+        todo: dict[int | str, str] = {STATUS: "", EVENTS: ""}
+        todo |= {action.ordinal: DONE[action.verb] for action in job.actions}
         # A roll may come back to them.
         later = {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.forget(todo, later, now)
@@ -1760,16 +1771,16 @@ class Operator:
             memory.back_offs.pop(action.ordinal, None)
             job.changed = job.changed or not self.cluster.dry_run
             self.record_success(job, action)
-        elif not self.is_conflict(job, action.ordinal, error):
+        elif not self.is_conflict(job, action.ordinal, error, DONE[action.verb]):
             self.record_failure(job, action, error)
 
-    def is_conflict(self, job: Job, key: int | str, error: ApiError) -> bool:
+    def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
         """Whether something has changed, so that the next pass decides anew. A second time in a
         row, it is a failure like any other."""
         passing = ("Conflict", "NotFound", "AlreadyExists")
         if error.reason not in passing or key in job.memory.back_offs:
             return False
-        job.memory.back_offs[key] = BackOff(why=Reason(PENDING))
+        job.memory.back_offs[key] = BackOff(why=Reason(PENDING), what=what)
         job.changed = True
         self.outcomes.append(CONFLICT)
         return True
@@ -1826,7 +1837,7 @@ class Operator:
     def record_failure(self, job: Job, action: Action, error: ApiError) -> None:
         """Back off: for this pod, or for all whose action would be rejected alike."""
         memory = job.memory
-        back_off = memory.back_off(action.ordinal, error, self.clock())
+        back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
         reason = back_off.why.reason
         is_accepted = memory.accepted == job.spec.template_hash
@@ -1843,7 +1854,7 @@ class Operator:
         """Write the status if it has changed."""
         memory, milvus, problems = job.memory, job.milvus, dict(job.conflicts)
         for key, back_off in dict(memory.back_offs).items():
-            if isinstance(key, int):
+            if isinstance(key, int) and back_off.why.message:
                 problems[pod_name(milvus, key)] = back_off.why
         status = status_of(milvus, job.spec, job.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]

@@ -253,12 +253,16 @@ def conditions(milvus: Obj, pods: list[Obj], **problems: mo.Reason) -> dict[str,
 
 
 def test_the_status_of_a_milvus_whose_pods_are_ready() -> None:
-    """The conditions of others are kept, and the time of ours changes only with their status."""
+    """The conditions of others are kept, unless they are too deep to be written, and the time of
+    ours changes only with their status."""
     others: list[Obj] = [{"type": "BackedUp", "status": "True", "by": "them"}, {"type": "Paused"}]
     stalled = {"type": "Stalled", "status": "True", "lastTransitionTime": "then"}
     was_ready = stalled | {"type": "Ready"}
     was_failing = stalled | {"type": "Reconciled", "status": "False"}
-    earlier = [others[0], stalled, was_ready, was_failing, others[1]]
+    deep: Obj = {"type": "Deep", "by": "them"}
+    for _ in range(3000):
+        deep = deep | {"by": [deep]}
+    earlier = [others[0], deep, stalled, was_ready, was_failing, others[1]]
     before = milvus(2) | {"status": {"conditions": earlier}}
     before["metadata"]["generation"] = 7
     ready = was_ready | {

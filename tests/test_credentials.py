@@ -227,6 +227,14 @@ def test_certificates_are_accepted_as_by_kubectl_or_refused_with_the_reason(
         assert api.world.pods() == ([] if refusal else ["x-0"])
 
 
+def test_an_authority_may_be_signed_by_another_one_that_is_not_known(tmp_path: Path) -> None:
+    root = certificate(tmp_path / "root")
+    authority = certificate(tmp_path / "authority", root, is_authority=True)
+    certificate(tmp_path / "server", authority)
+    with closing(Api(tmp_path, tls=server_context(tmp_path / "server"))) as api:
+        assert make_pass(api.operator(api.kubeconfig(**AUTHORITY)))
+
+
 def test_a_client_certificate_and_an_authority_that_are_renewed_are_used_in_the_next_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +295,11 @@ def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None
 OURS, OTHER = "http://127.0.0.1:8080", "http://127.0.0.1:1"
 
 
+def proxy_of(file: str) -> str | None:
+    proxy = getattr(mo.connect(file, 1, None).api.rest_client.pool_manager, "proxy", None)
+    return proxy and str(proxy)
+
+
 @pytest.mark.parametrize(
     ("url", "env", "used"),
     [
@@ -294,7 +307,8 @@ OURS, OTHER = "http://127.0.0.1:8080", "http://127.0.0.1:1"
         (OURS, {"NO_PROXY": "localhost,127.0.0.1,10.0.0.0/8"}, OURS),
         (OURS, {"HTTPS_PROXY": OTHER}, OURS),
         ("", {"HTTPS_PROXY": OURS}, OURS),
-        ("", {"HTTPS_PROXY": OURS, "NO_PROXY": "127.0.0.1"}, None),
+        ("", {"HTTPS_PROXY": "127.0.0.1:8080"}, OURS),
+        ("", {"HTTPS_PROXY": OURS, "NO_PROXY": "example.test"}, None),
         ("", {"HTTP_PROXY": OURS}, None),
         ("", {"ALL_PROXY": OURS}, None),
         ("", {"ALL_PROXY": "socks5://127.0.0.1:1"}, None),
@@ -306,6 +320,13 @@ def test_proxies_are_used_as_by_kubectl(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     cluster: Obj = {"proxy_url": url} if url else {}
-    file = write_kubeconfig(tmp_path / "config", NOWHERE, **cluster)
-    proxy = getattr(mo.connect(file, 1, None).api.rest_client.pool_manager, "proxy", None)
-    assert (proxy and proxy.url) == used
+    file = write_kubeconfig(tmp_path / "config", "https://api.example.test", **cluster)
+    assert proxy_of(file) == used
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:6443", "[::1]:6443"])
+def test_no_proxy_of_the_environment_is_used_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", OTHER)
+    assert proxy_of(write_kubeconfig(tmp_path / "config", f"https://{host}")) is None

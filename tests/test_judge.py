@@ -55,14 +55,9 @@ X, STILL, ROLL = milvus("x"), milvus("still"), milvus("rolled")
 ONE, OTHER, THIRD = map(pod, sorted(ROLLED))
 NEW = pod("rolled-2", uid="new")
 GUEST, CLAIM = pod("x-2", image=STRANGER), X | {"kind": "PersistentVolumeClaim"}
-ON_NODE = pod("x-0") | {"spec": {"containers": [{"image": "milvus:1"}], "nodeName": "node-0"}}
 OWNER = {"uid": "x", "resourceVersion": "1", "ownerReferences": []}
 HARM = [
     ("without a UID", Story().asks("DELETE pods/x-0", preconditions={})),
-    (
-        "grace period",
-        Story().asks("DELETE pods/x-0", preconditions={"uid": "x"}, gracePeriodSeconds=0),
-    ),
     ("no operator makes", Story().asks("DELETE persistentvolumeclaims/data-x-0")),
     ("no operator makes", Story().asks("PATCH pods/x-0/status", status={})),
     ("no patch may", Story().asks("PATCH pods/x-0", metadata=OWNER | {"labels": {}})),
@@ -89,7 +84,6 @@ RIGHT = {
     .asks("DELETE pods/x-0", preconditions={"uid": "uid-of-x-0"})
     .store(pod("x-0", deletionTimestamp="now"))
     .lose(pod("x-0", deletionTimestamp="now")),
-    "a simulated kubelet that is late": Story(X, ON_NODE).lose(ON_NODE),
     "a dry run": Story().asks("POST services?dryRun=All"),
     "the garbage collector, when the owner is gone": Story(X, pod("x-0")).lose(X, pod("x-0")),
     "the garbage collector, when the owner is ending": Story(

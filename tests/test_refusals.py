@@ -106,6 +106,19 @@ def test_a_delete_that_keeps_failing_delays_no_other_pod(code: int) -> None:
     assert world.message().endswith("not now")
 
 
+def test_a_pod_that_is_gone_is_created_at_once_though_its_delete_was_refused() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.server.refuse("delete", "pods", 403, "no", name="x-1")
+    world.server.fail("x-1")
+    world.passes(20)
+    world.server.rules.clear()
+    world.remove("pods", "x-1")
+    world.passes()
+    assert world.pods() == ["x-0", "x-1"]
+    world.passes()
+    assert world.reason() == "Reconciled"
+
+
 def test_an_evicted_pod_is_replaced_at_once_whatever_a_quota_refuses() -> None:
     world = World(milvus("x", replicas=5))
     world.server.quota = {"pods": 3}

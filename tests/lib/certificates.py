@@ -22,18 +22,18 @@ def certificate(
     days: int = 1,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
     key_identifiers: bool = True,
+    is_authority: bool = False,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
     now, key = datetime.now(UTC), new_key(folder / "key")
-    common_name = "server" if authority else "authority"
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, folder.name)])
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=10))
     builder = builder.not_valid_after(now + timedelta(days=days))
-    constraints = x509.BasicConstraints(ca=not authority, path_length=None)
+    constraints = x509.BasicConstraints(ca=is_authority or not authority, path_length=None)
     builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
     if key_identifiers:

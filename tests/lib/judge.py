@@ -58,13 +58,6 @@ def is_ready(pod: Obj) -> bool:
     return ready and not is_ending(pod) and status["phase"] == "Running"
 
 
-def is_end(before: Obj, pod: Obj, is_gone: bool) -> bool:
-    """Whether a pod ends, unless the simulated kubelet has taken it. That one alone deletes without
-    a grace period, and by name: when it is late, it hits the next pod of that name."""
-    needs_grace = "nodeName" in before["spec"] and before["status"]["phase"] == "Running"
-    return is_ending(pod) or (is_gone and not needs_grace)
-
-
 def fault_of_request(kind: str, body: Obj) -> str:
     """What is wrong with a request that writes, whatever there is in the cluster."""
     metadata = body.get("metadata") or {}
@@ -72,8 +65,6 @@ def fault_of_request(kind: str, body: Obj) -> str:
         return "no operator makes this request"
     if kind == "DELETE pods" and not body.get("preconditions", {}).get("uid"):
         return "without a UID"
-    if kind == "DELETE pods" and "gracePeriodSeconds" in body:
-        return "with a grace period of its own"
     if kind == "PATCH pods":
         keys = {"uid", "resourceVersion", "ownerReferences"}
         if body.keys() != {"metadata"} or metadata.keys() != keys:
@@ -110,7 +101,7 @@ class Judge:
             before = now.pop((kind, name), None)
             if before:
                 fault = fault_of(before, obj, is_gone)
-                if kind == "Pod" and not is_ending(before) and is_end(before, obj, is_gone):
+                if kind == "Pod" and not is_ending(before) and (is_gone or is_ending(obj)):
                     fault = fault or self.fault_of_end(before, now, {*by_users})
                 harm += [f"{kind} {name}: {fault}"] if fault else []
             if not is_gone:
