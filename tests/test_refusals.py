@@ -137,6 +137,13 @@ def test_an_evicted_pod_is_replaced_at_once_whatever_a_quota_refuses() -> None:
     assert world.names("delete", "pods") == ["x-1", "x-2"], "beside creates that are refused"
 
 
+def test_a_pass_makes_way_for_others_after_eight_failures_of_a_milvus() -> None:
+    world = World(milvus("x", replicas=12), workers=1)
+    rule = world.server.refuse("create", "pods", 422, "no")
+    world.operator.run_pass()
+    assert rule.hits == 8
+
+
 def test_an_evicted_pod_is_replaced_though_many_others_are_refused() -> None:
     world = at_rest(milvus("x", replicas=60, storage={"size": "1Gi"}))
     for number in range(50):
