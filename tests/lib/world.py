@@ -85,8 +85,9 @@ class Hung:
             state = len(self.journal), len(answer.not_done)
             quiet = quiet + 1 if state == before else 0
             before = state
-            surely = running == len(answer.not_done) <= self.count
-            if not answer.not_done or (surely and quiet) or quiet > 50:
+            queued = len(answer.not_done) - running
+            patience = 300 if running > self.count else 50 if queued else 1
+            if not answer.not_done or quiet >= patience:
                 break
         if answer.not_done:
             self.clock.advance(timeout or 0)
