@@ -887,7 +887,7 @@ BURSTS = [start, bring_up, statuses, one_of_many_pods, scale_down, bad_milvus]
 CHANGES = [roll, one_change, change_among_moves]
 PASSES = [quiet_pass, worst_pass, rest, once, foreign_pods]
 ROWS: list[Callable[[Bench], None]] = [*BURSTS, *CHANGES, *PASSES]
-ROWS += [two_copies, replica_sets, kopf_memory]
+ROWS += [replica_sets, kopf_memory, two_copies]
 
 
 # ---------- The report ----------
