@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +13,6 @@ from tests.lib.front import ERRORS, Obj, Request
 from tests.lib.world import World, at_rest, milvus
 
 STORED: Obj = {"storage": {"size": "1Gi"}}
-
-
-def unstartable(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_once_creates_every_missing_pod_in_one_run_though_the_first_tries_are_conflicts() -> None:
@@ -81,7 +78,8 @@ def test_once_fails_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch)
     world = World()
     world.passes()
     world.add(milvus("x"))
-    monkeypatch.setattr(threading.Thread, "start", unstartable)
+    failing = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(threading.Thread, "start", failing)
     assert not world.operator.run_once()
 
 

@@ -109,11 +109,15 @@ def test_a_template_that_is_refused_later_is_asked_about_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "why"),
-    [(403, "", "Forbidden"), (400, "", "Invalid"), (500, "InternalError", "APIError")],
+    ("code", "reason", "why", "most"),
+    [
+        (403, "", "Forbidden", 5),
+        (400, "", "Invalid", 5),
+        (500, "InternalError", "APIError", 14),  # it backs off for a shorter time
+    ],
 )
 def test_refused_deletes_back_off_and_the_roll_goes_on_with_the_others(
-    code: int, reason: str, why: str
+    code: int, reason: str, why: str, most: int
 ) -> None:
     """An API server makes code 400 of a webhook's denial without a code, and 500 of one that fails."""
     world = at_rest(milvus("x", replicas=3))
@@ -127,7 +131,7 @@ def test_refused_deletes_back_off_and_the_roll_goes_on_with_the_others(
         world.server.finish_deletions()
         world.server.run_pods()
     assert world.images() == ["milvus:2", "milvus:1", "milvus:1"]
-    assert all(2 <= rule.hits <= 14 for rule in rules)
+    assert all(2 <= rule.hits <= most for rule in rules)
     assert world.reason() == why
 
 

@@ -208,8 +208,7 @@ class Users:
             pods = [pod for pod in kube.all_pods().values() if self.is_of(milvus, pod)]
             for pod in dice.sample(pods, min(1, len(pods))):
                 self.deleted.add(judge.uid_of(pod))
-                body = {"preconditions": {"uid": judge.uid_of(pod)}}
-                kube.pods.delete(name=judge.name_of(pod), namespace=kube.ns, body=body)
+                self.delete_pod(pod)
         else:
             kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
 
@@ -237,18 +236,18 @@ class Users:
             self.kube.change(name, replicas=replicas, image=f"milvus:last-{self.changes}")
         return True
 
-    def finish_delete(self, pod: Obj) -> None:
-        """Delete it again: the API server was killed between the two writes of a delete."""
-        body = {"preconditions": {"uid": judge.uid_of(pod)}, "gracePeriodSeconds": 0}
-        with contextlib.suppress(ApiException):
-            self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=body)
+    def delete_pod(self, pod: Obj, **options: int) -> None:
+        body = {"preconditions": {"uid": judge.uid_of(pod)}} | options
+        self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=body)
 
     def are_served(self) -> bool:
         """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
         pods = self.kube.all_pods()
         for pod in pods.values():
+            # The API server was killed between the two writes of a delete.
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
-                self.finish_delete(pod)
+                with contextlib.suppress(ApiException):
+                    self.delete_pod(pod, gracePeriodSeconds=0)
         for name, milvus in self.present().items():
             spec, status = milvus["spec"], milvus.get("status") or {}
             wanted = {f"{name}-{i}" for i in range(spec["replicas"])} - {self.taken.get(name)}
