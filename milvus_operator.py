@@ -645,9 +645,9 @@ DONE = {"create": "created", "adopt": "adopted"} | dict.fromkeys(
 OUTDATED = "outdated template"
 
 
-def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str]) -> list[Action]:
+def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: Collection[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; `taken` are the names that others hold, by pods that may not be listed."""
+    one of its names; a roll does not wait for the pods named in `stuck`."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -659,24 +659,23 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], taken: Collection[str
         if orphan is not None and is_orphan(milvus, pod):
             reason = "no controller, but the name and labels of a pod of this Milvus"
             actions.append(Action("adopt", orphan, pod, reason))
-    running, all_ready = dict[int, Obj](), True
+    running = dict[int, Obj]()
     for ordinal in range(spec.replicas):
-        name, current = pod_name(milvus, ordinal), mine.get(ordinal)
+        current = mine.get(ordinal)
         if current is None:
-            all_ready = all_ready and name in taken
-            if name not in present:
+            if pod_name(milvus, ordinal) not in present:
                 actions.append(Action("create", ordinal, {}))
         elif is_ending(current):
-            all_ready = False
+            continue
         elif reason := why_restart(milvus, ordinal, current):
-            all_ready = False
             is_outdated = template_hash_of(current) != spec.template_hash
             verb = "replace" if is_outdated else "restart"
             actions.append(Action(verb, ordinal, current, reason))
         else:
             running[ordinal] = current
-            all_ready = all_ready and is_ready(current)
-    return actions + roll(running, spec.template_hash, all_ready)
+    ready = {name_of(pod) for pod in mine.values() if is_ready(pod)}
+    desired = {pod_name(milvus, ordinal) for ordinal in range(spec.replicas)}
+    return actions + roll(running, spec.template_hash, all_ready=desired <= ready.union(stuck))
 
 
 def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
@@ -713,8 +712,8 @@ class BackOff(NamedTuple):
     delay: float = 0
     why: Reason = Reason("")
     outage: str = ""
-    lost: bool = False  # whether the response was, so that the write may still take effect
-    what: str = ""  # failed: one of DONE, if it is about a pod
+    what: str = ""  # the kind of write to a pod that failed: one of DONE's values
+    lost: bool = False  # whether its response was, so that the write may still take effect
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
@@ -726,9 +725,14 @@ NEVER_FAILED = BackOff()
 
 
 def choose(
-    actions: list[Action], back_offs: Mapping[int | str, BackOff], may_restart: bool, now: float
+    actions: list[Action],
+    back_offs: Mapping[int | str, BackOff],
+    leaving: Collection[str],
+    may_restart: bool,
+    now: float,
 ) -> list[Action]:
-    """Which of these actions may be carried out now; what failed before comes last."""
+    """Which of these actions may be carried out now; what failed before comes last. `leaving` are
+    the UIDs of Ready pods that may go at any moment: until then, no other Ready pod is replaced."""
     past = {action.ordinal: back_offs.get(action.ordinal, NEVER_FAILED) for action in actions}
     chosen, steps = list[Action](), list[Action]()
     for action in sorted(actions, key=lambda a: (past[a.ordinal].until, a.verb == "create")):
@@ -737,10 +741,11 @@ def choose(
             steps.append(action)
         elif past[action.ordinal].until <= now and (may_restart or action.verb != "restart"):
             chosen.append(action)
-    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
+    if any(DONE[action.verb] == "deleted" for action in chosen):
         return chosen
-    lost = [step for step in steps if past[step.ordinal].lost]
-    allowed = [step for step in lost or steps if past[step.ordinal].until <= now]
+    if leaving:
+        steps = [step for step in steps if uid_of(step.pod) in leaving]
+    allowed = [step for step in steps if past[step.ordinal].until <= now]
     return chosen + allowed[:1]
 
 
@@ -1409,6 +1414,8 @@ MAX_ACTING = 10  # seconds from the start of a pass, or an interval, in which it
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
+MAX_REQUEST = 60  # seconds after which the API server drops a request, by default
+PATIENCE = 15  # seconds of back-off after which no roll waits for a pod that is not Ready
 MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
 HEAD_START = 30  # seconds by which a Milvus that was settled comes before those that wait
 STATUS, EVENTS = "status", "events"  # what may back off, besides pods
@@ -1426,6 +1433,7 @@ class Memory:
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
     restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
+    leaving: dict[str, float] = field(default_factory=dict)  # when each may stay (one more goes)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
     wake: float = math.inf  # when it is looked at again in any case
@@ -1443,7 +1451,7 @@ class Memory:
             why = Reason(PENDING)  # it usually passes
         # The API server's InternalError is an answer: most often, a webhook has failed.
         lost = error.code == 0 or (error.code >= 500 and error.reason != "InternalError")
-        self.back_offs[key] = BackOff(*back_off[:2], why, error.outage, lost, what)
+        self.back_offs[key] = back_off._replace(why=why, outage=error.outage, what=what, lost=lost)
         return self.back_offs[key]
 
     def forget(
@@ -1491,12 +1499,12 @@ class Job:
     pods: list[Obj]
     versions: tuple[str, ...]
     memory: Memory
+    suspect: bool  # whether a write had no valid response, and may hang again
     spec: Spec = NO_SPEC
     conflicts: dict[str, Reason] = field(default_factory=dict)  # names that pods of others have
     actions: list[Action] = field(default_factory=list)  # everything that should be done
     todo: list[Action] = field(default_factory=list)  # what may be done now
     failures: int = 0
-    suspect: bool = False  # whether a write had no valid response, and may hang again
     changed: bool = False  # whether the pods are no longer as the lists show them
     unfinished: bool = False  # whether something was left to the next pass
 
@@ -1661,7 +1669,8 @@ class Operator:
                 elif not is_settled and uid not in busy:
                     head_start = HEAD_START if memory.settled else 0
                     memory.since = min(memory.since, this.listed - head_start)
-                    jobs.append(Job(this, milvus, mine, versions, memory))
+                    suspect = any(back_off.lost for back_off in memory.back_offs.values())
+                    jobs.append(Job(this, milvus, mine, versions, memory, suspect))
         self.unlisted = NEVER_FAILED if this.lists else self.unlisted.longer(1, 30, this.listed)
         return jobs
 
@@ -1670,9 +1679,7 @@ class Operator:
         memory, milvus, now = job.memory, job.milvus, job.this.listed
         if generation_of(milvus) != memory.generation:
             memory.generation = generation_of(milvus)
-            lost = [key for key, back_off in memory.back_offs.items() if back_off.lost]
-            again = BackOff(why=Reason(PENDING), lost=True, what="deleted")
-            memory.back_offs = dict.fromkeys(lost, again)
+            memory.back_offs = {}
         if now >= memory.restart.until - memory.restart.delay + 600:
             memory.restart = NEVER_FAILED
         try:
@@ -1683,24 +1690,31 @@ class Operator:
         for pod in job.pods:
             if why := conflict_with(milvus, spec, pod):
                 job.conflicts[name_of(pod)] = why
-        mine, taken = members(milvus, job.pods), {*job.conflicts}
-        for ordinal, back_off in memory.back_offs.items():
-            if back_off.why.reason == NAME_CONFLICT:  # with a pod that is not in the lists
-                taken.add(f"{name_of(milvus)}-{ordinal}")
-        job.actions = decide(milvus, spec, job.pods, taken)
+        mine, stuck = members(milvus, job.pods), {*job.conflicts}
+        for key, back_off in memory.back_offs.items():
+            is_hidden = back_off.why.reason == NAME_CONFLICT  # with a pod that is not in the lists
+            is_there = key in mine and not is_ending(mine[key])
+            is_refused = back_off.what == DONE["delete"] and back_off.delay >= PATIENCE
+            if is_hidden or (is_there and is_refused):
+                stuck.add(f"{name_of(milvus)}-{key}")
+        job.actions = decide(milvus, spec, job.pods, stuck)
         todo: dict[int | str, str] = {STATUS: "", EVENTS: ""}
         todo |= {action.ordinal: DONE[action.verb] for action in job.actions}
         # A roll may come back to them.
         later = {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.forget(todo, later, now)
-        job.todo = choose(job.actions, memory.back_offs, now >= memory.restart.until, now)
+        ready = {uid_of(pod) for pod in mine.values() if is_ready(pod)}
+        memory.leaving = {
+            uid: until for uid, until in memory.leaving.items() if uid in ready and now < until
+        }
+        may_restart = now >= memory.restart.until
+        job.todo = choose(job.actions, memory.back_offs, memory.leaving, may_restart, now)
         for start in range(self.batch, len(job.todo), self.batch):
             self.submit(job, start)
 
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
         """Give a job to a worker, from this action on."""
-        job.suspect = any(back_off.lost for back_off in list(job.memory.back_offs.values()))
         pool = self.second_tries if job.suspect else self.workers
         self.tasks[pool.submit(self.work, job, start)] = job
 
@@ -1742,7 +1756,8 @@ class Operator:
         """Whether what failed makes way for something else, such as another step of the roll."""
         if not job.failures or self.cluster.dry_run:
             return False
-        return bool(choose(job.actions, job.memory.back_offs, False, self.clock()))
+        memory = job.memory
+        return bool(choose(job.actions, memory.back_offs, memory.leaving, False, self.clock()))
 
     def tell_all(self, job: Job) -> None:
         """Write the status and the events of a Milvus."""
@@ -1758,8 +1773,8 @@ class Operator:
         """Leave a Milvus alone until something about it changes, or a back-off ends."""
         memory = job.memory
         back_offs = [*dict(memory.back_offs).values(), memory.restart]
-        times = (back_off.until for back_off in back_offs if back_off.until > job.this.listed)
-        memory.wake = min(times, default=math.inf)
+        times = [back_off.until for back_off in back_offs] + [*memory.leaving.values()]
+        memory.wake = min((time for time in times if time > job.this.listed), default=math.inf)
         memory.settled = job.versions
 
     def act(self, job: Job, action: Action) -> None:
@@ -1776,9 +1791,11 @@ class Operator:
 
     def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
         """Whether something has changed, so that the next pass decides anew. A second time in a
-        row, it is a failure like any other."""
+        row, it is a failure like any other, unless a pod that should go is gone."""
         passing = ("Conflict", "NotFound", "AlreadyExists")
-        if error.reason not in passing or key in job.memory.back_offs:
+        is_gone = error.reason == "NotFound" and what == DONE["delete"]
+        is_second = key in job.memory.back_offs and not is_gone
+        if error.reason not in passing or is_second:
             return False
         job.memory.back_offs[key] = BackOff(why=Reason(PENDING), what=what)
         job.changed = True
@@ -1839,6 +1856,8 @@ class Operator:
         memory = job.memory
         back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
+        if back_off.lost and is_ready(action.pod):
+            memory.leaving[uid_of(action.pod)] = self.clock() + MAX_REQUEST
         reason = back_off.why.reason
         is_accepted = memory.accepted == job.spec.template_hash
         is_check = action.verb == "replace" and reason == INVALID and not is_accepted

@@ -157,6 +157,69 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_taken(answer
     assert world.images() == ["milvus:3"] * 4
 
 
+def test_a_rollback_takes_no_ready_pod_while_a_delete_may_still_take_effect() -> None:
+    """The pod of that delete is up to date again. A request lives for a minute at most."""
+    world = at_rest(milvus("x", replicas=3))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.passes()
+    world.server.run_pods()
+    world.forget()
+    world.server.fault("delete", "pods", "timeout", name="x-1")
+    world.passes()
+    world.change("x", image="milvus:1")
+    world.passes(10)
+    assert deleted(world) == ["x-1"]
+    world.settle()
+    assert world.images() == ["milvus:1"] * 3
+
+
+def test_a_pod_that_is_gone_when_its_delete_is_retried_is_no_failure() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.server.refuse("delete", "pods", 504, "late", times=1)
+    world.change("x", replicas=1)
+    world.passes()
+    world.server.when("delete", "pods", lambda _: world.remove("pods", "x-1"), times=1)
+    world.settle()
+    assert "404" not in " ".join([*world.events(), *world.log])
+    assert world.troubles == ["milvus test/x: APIError: pod x-1: late"]
+
+
+def test_a_refused_check_does_not_hide_that_a_delete_may_still_take_effect() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.fault("delete", "pods", "timeout", name="x-2")
+    world.change("x", image="milvus:2")
+    world.passes()
+    rule = world.server.refuse("create", "pods", 422, "no")
+    world.change("x", image="milvus:3")
+    world.passes(3)
+    world.server.rules.remove(rule)
+    world.passes(3)
+    assert {*deleted(world)} == {"x-2"}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(403, ""), (500, "InternalError"), (504, ""), (429, "")]
+)
+def test_a_broken_pod_whose_delete_is_refused_for_ever_holds_up_a_roll_for_half_a_minute(
+    code: int, reason: str
+) -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.set_pod("x-1", ready=False)
+    world.server.refuse("delete", "pods", code, "no", reason, name="x-1")
+    world.change("x", image="milvus:2")
+    world.run(25)
+    assert {*deleted(world)} == {"x-1"}
+    world.run(15)
+    assert {*deleted(world)} == {"x-1", "x-2"}
+    for _ in range(20):
+        world.passes()
+        world.server.finish_deletions()
+        world.server.run_pods()
+    assert world.images() == ["milvus:2", "milvus:1", "milvus:2"]
+
+
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:
     """It was not Ready in the lists, so it was to go beside a Ready one."""
     world = at_rest(milvus("x", replicas=2))
