@@ -782,8 +782,8 @@ def roll(bench: Bench) -> None:
 
 
 def two_copies(bench: Bench) -> None:
-    """The largest number in two namespaces, with one operator for each."""
-    names, size = ["half-a", "half-b"], max(SIZES) // 2
+    """Two namespaces, with one operator for each."""
+    names, size = ["half-a", "half-b"], 2 * MANY
     for name in names:
         bench.hands.namespace(name)
         bench.hands.create_milvuses(name, size)
@@ -801,14 +801,6 @@ def two_copies(bench: Bench) -> None:
     what = f"two operators bring up 2 × {size:,} × 3"
     figures = f"{6 * size / took:.0f} pods/s; {cores}"
     bench.add(what, "etcd and kube-apiserver beside them", figures)
-    for name in names:
-        bench.hands.make_ready(name)
-        run_once(bench, name)
-    with ThreadPoolExecutor() as threads:
-        quiet = list(threads.map(lambda name: quiet_passes(bench, OURS, name, 3, 8), names))
-    texts = (f"{a['cpu']:.2f} s, {a['wall']:.2f} s, {a['memory']:.0f} MiB" for a in quiet)
-    what = "the same at rest: CPU and wall of a pass, and peak memory, of each"
-    bench.add(what, "one operator with all, above", "; ".join(texts))
     for name in names:
         bench.hands.clear(name)
 
