@@ -21,9 +21,8 @@ from __future__ import annotations
 import os
 import signal
 
-if (
-    __name__ == "__main__"
-):  # importing takes a while, and process 1 of a container must not ignore signals
+# Importing takes a while, and process 1 of a container must not ignore signals.
+if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
 
@@ -91,9 +90,8 @@ FIRST_PAGE, PAGE = 10, 80  # objects in the first page of a list, and at most in
 PAGE_BYTES = 4 << 20  # what a page should weigh at most
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MERGE_PATCH = "application/merge-patch+json"  # custom resources reject the client's default
-SERVICE_ACCOUNT = (
-    "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its credentials
-)
+# Where a pod finds its credentials.
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 # Reasons of the Reconciled condition.
 RECONCILED, SPEC_IS_TEXT, API_ERROR = "Reconciled", "SpecIsText", "APIError"
@@ -228,10 +226,8 @@ def pick(obj: Obj, keys: Iterable[str]) -> Obj:
 
 # ---------- The kind: what would be replaced to run something other than Milvus ----------
 
-CONTAINER, DATA = (
-    "milvus",
-    "/var/lib/milvus",
-)  # the container of Milvus, and where it keeps its data
+CONTAINER = "milvus"  # the name of its container
+DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings of those two ports
@@ -354,9 +350,8 @@ def settings_of(text: str) -> dict[str, str] | None:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         if mark:
-            raise invalid(
-                min(mark.line, text.rstrip().count("\n")), "it is not valid YAML"
-            ) from None
+            line = min(mark.line, text.rstrip().count("\n"))
+            raise invalid(line, "it is not valid YAML") from None
         bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
         line = text.count("\n", 0, bad.start() if bad else 0)
         raise invalid(line, "it contains a character that YAML does not allow") from None
@@ -391,9 +386,8 @@ def flat_settings(node: yaml.Node | None) -> dict[str, str]:
     for name, value, line in flatten(node):
         key = setting(name)
         if key in FIXED:
-            raise invalid(
-                line, f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
-            )
+            text = f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
+            raise invalid(line, text)
         if key in lines:
             raise invalid(line, f"it sets the same setting as line {lines[key] + 1}")
         if not re.fullmatch("[ -<>-~]+", name):
@@ -1139,18 +1133,15 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     settings.retries = False  # the next pass is the retry; urllib3's would multiply the timeout
     settings.connection_pool_maxsize = connections
     settings.refresh_api_key_hook = None  # Cluster.reconnect() does that once for all threads
-    keys = settings.api_key
-    settings.api_key = {
-        key: value.strip() for key, value in keys.items()
-    }  # files end with a newline
+    # The files of keys end with a newline.
+    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
     url = urllib3.util.parse_url(settings.host)
     if url.scheme not in ("http", "https") or not url.host:
         raise OSError(f"its server {settings.host} is not an http or https URL")
     urllib3.disable_warnings()  # insecure-skip-tls-verify was the user's choice
     tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-    tls.verify_flags &= (
-        ~ssl.VERIFY_X509_STRICT
-    )  # certificates of older clusters fail this default of 3.13
+    # Certificates of older clusters fail this default of Python 3.13.
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the authority may be an intermediate one
     if not settings.verify_ssl:
         tls.check_hostname = False
@@ -1345,9 +1336,8 @@ class Cluster:
             self.request("create", self.claims, claim, body=claim)
             return True
         if is_ending(present):
-            text = (
-                f"claim {name_of(claim)} is being deleted, and the pod must wait until it is gone"
-            )
+            name = name_of(claim)
+            text = f"claim {name} is being deleted, and the pod must wait until it is gone"
             raise ApiError(409, text, CLAIM_TERMINATING)
         return False
 
@@ -1389,9 +1379,8 @@ class Cluster:
         metadata["ownerReferences"] = [owner_reference(milvus)]
         adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
         if owner_uid(adopted) != uid_of(milvus):
-            text = (
-                f"a webhook or policy removes the owner reference of pod {name_of(pod)}, {EXEMPT}"
-            )
+            lacking = f"the owner reference of pod {name_of(pod)}"
+            text = f"a webhook or policy removes {lacking}, {EXEMPT}"
             raise ApiError(422, text)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
