@@ -43,6 +43,7 @@ import tempfile
 import threading
 import time
 import traceback
+import urllib.parse
 import urllib.request
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -735,12 +736,12 @@ def choose(
             steps.append(action)
         elif past[action.ordinal].until <= now and (may_restart or action.verb != "restart"):
             chosen.append(action)
-    if any(DONE[action.verb] == "deleted" for action in chosen):
+    if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
         return chosen
     if leaving:
         steps = [step for step in steps if uid_of(step.pod) in leaving]
     allowed = [step for step in steps if past[step.ordinal].until <= now]
-    return chosen + allowed[:1]
+    return sorted(chosen + allowed[:1], key=lambda action: past[action.ordinal].until)
 
 
 # --- What the status and the events say ---
@@ -1051,6 +1052,8 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     except ImportError:
         text = "a SOCKS proxy needs the package PySocks (pip install PySocks)"
         raise Unusable(f"cannot use {names}: {text}") from None
+    except urllib3.exceptions.LocationParseError:  # its text may hold a part of a password
+        raise Unusable(f"cannot use {names}: its server or its proxy is not a valid URL") from None
     except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
         source = names if is_file else SERVICE_ACCOUNT
         text = without_passwords(" ".join(str(error).split()))
@@ -1148,6 +1151,10 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
         tls.verify_mode = ssl.CERT_NONE
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file)
+    proxy = urllib3.util.parse_url(settings.proxy or "")
+    if proxy.auth and proxy.scheme in ("http", "https"):
+        auth = urllib.parse.unquote(proxy.auth)
+        settings.proxy_headers = urllib3.util.make_headers(proxy_basic_auth=auth)
     api = ApiClient(settings)
     files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))  # the context has read them
     api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}
@@ -1351,8 +1358,7 @@ class Cluster:
     def check(self, pod: Obj) -> None:
         """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
         quota does not count: the old pod will make room."""
-        metadata = pod["metadata"] | {"generateName": f"{name_of(pod)}-"}
-        del metadata["name"]
+        metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
         try:
             self.create(pod | {"metadata": metadata}, dry_run="All")
         except ApiError as error:
@@ -1560,6 +1566,10 @@ class Operator:
             is_done = this.written.total() == this.written[STATUS_UPDATED] and not this.left
             if is_done or self.stopping or self.cluster.dry_run:
                 break
+            for memory in self.all_memories():  # what has failed is not retried
+                for key, back_off in list(memory.back_offs.items()):
+                    if back_off.delay:
+                        memory.back_offs[key] = back_off._replace(until=math.inf)
         failed = any(memory.state == "failed" for memory in self.all_memories())
         return this.lists == len(self.namespaces) and not this.left and not failed
 
@@ -1679,27 +1689,33 @@ class Operator:
         for pod in job.pods:
             if why := conflict_with(milvus, spec, pod):
                 job.conflicts[name_of(pod)] = why
-        mine, stuck = members(milvus, job.pods), {*job.conflicts}
-        for key, back_off in memory.back_offs.items():
-            is_hidden = back_off.why.reason == NAME_CONFLICT  # with a pod that is not in the lists
-            is_there = key in mine and not is_ending(mine[key])
-            is_refused = back_off.what == DONE["delete"] and back_off.delay >= PATIENCE
-            if is_hidden or (is_there and is_refused):
-                stuck.add(f"{name_of(milvus)}-{key}")
-        job.actions = decide(milvus, spec, job.pods, stuck)
+        mine = members(milvus, job.pods)
+        job.actions = decide(milvus, spec, job.pods, self.stuck(job))
         todo: dict[int | str, str] = {STATUS: "", EVENTS: ""}
         todo |= {action.ordinal: DONE[action.verb] for action in job.actions}
         # A roll may come back to them.
         later = {i for i, pod in mine.items() if template_hash_of(pod) != spec.template_hash}
         memory.forget(todo, later, now)
-        ready = {uid_of(pod) for pod in mine.values() if is_ready(pod)}
-        memory.leaving = {
-            uid: until for uid, until in memory.leaving.items() if uid in ready and now < until
-        }
+        uids = {uid_of(pod) for pod in job.pods if not is_ending(pod)}
+        leaving = memory.leaving.items()
+        memory.leaving = {uid: until for uid, until in leaving if uid in uids and now < until}
         may_restart = now >= memory.restart.until
         job.todo = choose(job.actions, memory.back_offs, memory.leaving, may_restart, now)
         for start in range(self.batch, len(job.todo), self.batch):
             self.submit(job, start)
+
+    def stuck(self, job: Job) -> set[str]:
+        """The names of pods for which a roll does not wait: others hold them, or the API server has
+        rejected for a while what is to be done about them."""
+        stuck = {*job.conflicts}
+        present = {name_of(pod) for pod in job.pods if not is_ending(pod)}
+        for key, back_off in job.memory.back_offs.items():
+            name = f"{name_of(job.milvus)}-{key}"
+            is_hidden = back_off.why.reason == NAME_CONFLICT  # with a pod that is not in the lists
+            is_rejected = back_off.what != DONE["create"] and back_off.delay >= PATIENCE
+            if is_hidden or (name in present and is_rejected):
+                stuck.add(name)
+        return stuck
 
     # --- Act ---
     def submit(self, job: Job, start: int = 0) -> None:
@@ -1714,7 +1730,7 @@ class Operator:
         if error:
             job.memory.state = "failed"
             job.memory.back_off(STATUS, error, self.clock())
-        if not self.is_over(job):
+        if job.failures or not self.is_over(job):
             job.memory.since = math.inf
 
     def act_and_report(self, job: Job, start: int) -> None:
@@ -1730,7 +1746,8 @@ class Operator:
             # Another one's failure may count for it.
             if not memory.waits(action.ordinal, self.clock()):
                 self.act(job, action)
-        is_later = job.changed or len(job.todo) > self.batch  # the next pass sees what came of it
+        # The next pass sees what came of it, or has the time for it.
+        is_later = job.changed or len(job.todo) > self.batch or self.is_over(job)
         if is_later:
             memory.unreported = min(memory.unreported, self.clock())
         elif not is_overdue:
@@ -1780,10 +1797,10 @@ class Operator:
 
     def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
         """Whether something has changed, so that the next pass decides anew. A second time in a
-        row, it is a failure like any other, unless a pod that should go is gone."""
+        row, it is a failure like any other, unless a lost delete has succeeded."""
         passing = ("Conflict", "NotFound", "AlreadyExists")
-        is_gone = error.reason == "NotFound" and what == DONE["delete"]
-        is_second = key in job.memory.back_offs and not is_gone
+        before = job.memory.back_offs.get(key)
+        is_second = before and not (before.lost and error.reason == "NotFound")
         if error.reason not in passing or is_second:
             return False
         job.memory.back_offs[key] = BackOff(why=Reason(PENDING), what=what)

@@ -58,7 +58,7 @@ def todo(
         ("a broken new template takes no Ready pod", 2, "x-0 old, x-1 starting", ""),
         ("no Ready one together with a Ready surplus one", 1, "x-0 old, x-1", "delete x-1"),
         ("a broken one, with surplus", 1, "x-0 old starting, x-1", "delete x-1, replace x-0"),
-        ("nor with a broken one", 1, "x-0 old, x-1 starting", "delete x-1"),
+        ("any one, with broken surplus", 1, "x-0 old, x-1 starting", "delete x-1, replace x-0"),
         ("a pod without a fingerprint is outdated", 2, "x-0, x-1 bare", "replace x-1"),
     ],
 )

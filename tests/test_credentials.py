@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -324,6 +325,17 @@ def test_proxies_are_used_as_by_kubectl(
     cluster: Obj = {"proxy_url": url} if url else {}
     file = write_kubeconfig(tmp_path / "config", "https://api.example.test", **cluster)
     assert proxy_of(file) == used
+
+
+def test_the_password_of_a_proxy_is_sent_and_never_told(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    write_kubeconfig(file, "https://api.example.test", proxy_url="http://user:p%40ss@127.0.0.1:1")
+    manager: Any = mo.connect(str(file), 1, None).api.rest_client.pool_manager
+    assert manager.proxy_headers == {"proxy-authorization": "Basic dXNlcjpwQHNz"}
+    write_kubeconfig(file, "https://api.example.test", proxy_url="http://user:secret/x@127.0.0.1:1")
+    with pytest.raises(mo.Unusable) as told:
+        mo.connect(str(file), 1, None)
+    assert told.value.message == f"cannot use {file}: its server or its proxy is not a valid URL"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:6443", "[::1]:6443"])

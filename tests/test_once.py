@@ -165,3 +165,13 @@ def test_a_dry_run_fails_as_the_writes_would_and_says_what_else_would_be_done() 
     assert not world.operator.run_once()
     assert "created pod test/x-10 (dry run)" in world.log
     assert world.status("x") == {"observedGeneration": -1}
+
+
+def test_once_does_not_retry_what_has_failed() -> None:
+    """Though each try takes longer than the first back-offs."""
+    world = World(milvus("x", replicas=5))
+    world.server.delay("create", "pods", 10)
+    world.server.refuse("create", "pods", 500, "a webhook failed", "InternalError")
+    assert not world.operator.run_once()
+    assert sorted(world.names("create", "pods")) == ["x-0", "x-1", "x-2", "x-3", "x-4"]
+    assert world.reason() == "APIError"

@@ -291,3 +291,27 @@ def test_what_no_worker_could_begin_does_not_wait_for_a_long_interval() -> None:
     world.server.rules.clear()
     with world.hanging("create", "pods"):
         assert len(world.run(30)) > 1
+
+
+@pytest.mark.parametrize(("replicas", "seconds"), [(5, 10), (2, 30), (12, 3)])
+def test_a_status_is_written_though_some_create_that_fails_slowly_is_always_due(
+    replicas: int, seconds: float
+) -> None:
+    world = World(milvus("x", replicas=replicas))
+    world.server.delay("create", "pods", seconds)
+    world.server.refuse("create", "pods", 500, "a webhook failed", "InternalError")
+    world.run(150)
+    assert world.reason() == "APIError"
+
+
+def test_milvus_whose_creates_fail_slowly_take_turns_with_the_others() -> None:
+    world = at_rest(milvus("good"), namespaces=(None,))
+    for number in range(8):
+        world.add(milvus(f"bad-{number}", "bad", replicas=6))
+    world.server.delay("create", "pods", 10, namespace="bad")
+    world.server.refuse("create", "pods", 500, "no", "InternalError", namespace="bad")
+    world.run(400)
+    assert world.names("delete", "pods") == []
+    world.server.fail("good-0")
+    world.run(60)
+    assert world.names("delete", "pods") == ["good-0"]

@@ -221,7 +221,7 @@ def test_a_right_that_only_deletes_lack_delays_no_create() -> None:
 
 
 def test_a_right_is_no_longer_missing_when_nothing_needs_it_any_more() -> None:
-    """The roll waits for x-0, so the other pods are not tried again."""
+    """The roll waits for the new pods, so x-1 is not tried again."""
     world = at_rest(milvus("x", replicas=3))
     world.server.refuse("delete", "pods", 403, NO_RIGHT.replace("create", "delete"), "Forbidden")
     world.change("x", image="broken")
@@ -233,7 +233,7 @@ def test_a_right_is_no_longer_missing_when_nothing_needs_it_any_more() -> None:
     world.passes()
     world.server.finish_deletions()
     world.passes(2)
-    assert world.images() == ["broken", "milvus:1", "milvus:1"]
+    assert world.images() == ["broken", "milvus:1", "broken"]
     assert world.reason() == "Reconciled"
     assert metric("seconds_since_good_pass") == 5
 

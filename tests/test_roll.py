@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from urllib3 import HTTPResponse
 
 import milvus_operator as mo
+from tests.lib.front import Refused, Request, answer
 from tests.lib.world import World, at_rest, milvus, pod
 
 
@@ -200,7 +202,8 @@ def test_a_refused_check_does_not_hide_that_a_delete_may_still_take_effect() -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(403, ""), (500, "InternalError"), (504, ""), (429, "")]
+    ("code", "reason"),
+    [(403, ""), (500, "InternalError"), (504, ""), (429, ""), (404, "NotFound")],
 )
 def test_a_broken_pod_whose_delete_is_refused_for_ever_holds_up_a_roll_for_half_a_minute(
     code: int, reason: str
@@ -232,3 +235,54 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
     assert world.troubles == []
     world.settle()
     assert deleted(world) == ["x-0", "x-1", "x-0"]
+
+
+@pytest.mark.parametrize(("broken", "seconds"), [(2, 30), (5, 10)])
+def test_broken_pods_whose_deletes_fail_slowly_do_not_stop_a_roll(
+    broken: int, seconds: float
+) -> None:
+    world = at_rest(milvus("x", replicas=broken + 1))
+    for ordinal in range(broken):
+        name = f"x-{ordinal}"
+        world.server.set_pod(name, ready=False)
+        world.server.delay("delete", "pods", seconds, name=name)
+        world.server.refuse("delete", "pods", 500, "a webhook failed", "InternalError", name=name)
+    world.change("x", image="milvus:2")
+    world.run(450)
+    assert f"x-{broken}" in deleted(world)
+
+
+def test_an_orphan_that_cannot_be_adopted_holds_up_a_roll_for_half_a_minute() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.patch("pods", "x-0", ownerReferences=None)
+    world.server.refuse("patch", "pods", 403, "no")
+    world.change("x", image="milvus:2")
+    world.run(25)
+    assert deleted(world) == []
+    world.run(15)
+    assert deleted(world) == ["x-1"]
+
+
+def test_a_pod_that_may_still_go_is_remembered_while_it_is_not_ready() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.fault("delete", "pods", "timeout", name="x-2")
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.set_pod("x-2", ready=False)
+    world.passes()
+    world.server.set_pod("x-2", ready=True)
+    world.passes(3)
+    assert {*deleted(world)} == {"x-2"}
+
+
+def test_a_template_that_stays_refused_is_told_once() -> None:
+    """The server quotes the name of the pod that it was asked about."""
+    world = at_rest(milvus("x"))
+
+    def refuse(request: Request) -> HTTPResponse:
+        return answer(422, Refused(422, "Invalid", f"{request.name} is invalid").status)
+
+    world.server.when("create", "pods", refuse)
+    world.change("x", image="milvus:2")
+    world.passes(20)
+    assert world.troubles == ["milvus test/x: Invalid: x-0-check is invalid"]
