@@ -286,3 +286,32 @@ def test_a_template_that_stays_refused_is_told_once() -> None:
     world.change("x", image="milvus:2")
     world.passes(20)
     assert world.troubles == ["milvus test/x: Invalid: x-0-check is invalid"]
+
+
+def test_a_roll_waits_for_a_pod_that_a_create_without_a_response_has_made() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.remove("pods", "x-1")
+    world.server.refuse("create", "pods", 504, "late", name="x-1")
+    world.change("x", image="milvus:2")
+    world.run(40)
+    world.server.rules.clear()
+    world.server.fault("create", "pods", "timeout", name="x-1", after=True, times=1)
+    world.run(60)
+    assert world.pods() == ["x-0", "x-1"]
+    assert deleted(world) == []
+
+
+def test_a_roll_waits_for_an_ending_pod_though_its_delete_was_rejected_before() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.server.set_pod("x-1", ready=False)
+    world.server.refuse("delete", "pods", 403, "no", name="x-1")
+    world.change("x", image="milvus:2")
+    world.run(40)
+    world.server.finish_deletions()
+    world.passes()
+    world.server.rules.clear()
+    world.remove("pods", "x-1", grace=None)
+    world.server.run_pods()
+    world.passes(2)
+    assert world.images() == ["milvus:1", "milvus:1", "milvus:2"]
+    assert "x-0" not in deleted(world)
