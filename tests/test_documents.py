@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, settle, until_gone
-from tests.lib.objects import by_kind
+from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, settle
 
 DOCUMENTS = {
     path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
@@ -70,27 +68,11 @@ def test_the_options_are_those_of_help() -> None:
     assert f"{said.rstrip()}\n" in blocks("", README)
 
 
-def test_make_help_lists_every_target_and_those_in_the_documents_exist() -> None:
+def test_make_lists_the_targets_that_the_documents_name() -> None:
     said = subprocess.check_output(["make"], cwd=TOP, text=True)
-    targets = {*re.findall(r"^  make ([\w-]+) +\S", said, re.M)}
-    assert targets == {*re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text(), re.M)}
-    used = {*re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.M)}
-    assert {"demo", "test"} <= used <= targets
-
-
-def explained_in(title: str) -> set[str]:
-    """The words that stand as code in the first column of the tables of a chapter."""
-    rows = re.findall(r"^\| (.+?) \|", chapter(title), re.M)
-    return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-
-
-def test_every_status_and_every_event_that_the_operator_can_show_is_explained() -> None:
-    ours = mo.PASSING | mo.STALLED | mo.WAITING
-    ours |= {mo.API_ERROR, "Ready", "Failed", "Succeeded", "Waiting", "Error", "NotReady"}
-    assert ours <= explained_in("Troubleshooting")
-    events = {done.capitalize() for done in mo.DONE.values()} | mo.STALLED
-    events |= {mo.API_ERROR, mo.RECONCILED, mo.SPEC_IS_TEXT}
-    assert explained_in("Events and log") == events
+    targets = re.findall(r"^  make ([\w-]+) +\S", said, re.M)
+    used = re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.M)
+    assert {"demo", "test"} <= {*used} <= {*targets}
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:
@@ -117,40 +99,8 @@ def test_every_figure_in_a_paragraph_that_links_to_the_results_is_in_them_perhap
     linked = "\n".join(one for one in paragraphs if "benchmarks/RESULTS.md" in one)
     for number, unit in figures(linked):
         half = 0.5001 * 10 ** -len(number.partition(".")[2])
-        near = [
-            value for value, of in known if of == unit and abs(float(value) - float(number)) <= half
-        ]
-        assert near, f"{number} {unit}"
-
-
-def test_the_permissions_in_the_documents_are_those_of_the_manifest() -> None:
-    row = r"^\| `([\w/]+)`(?: of `([\w.]+)`)? \| ([\w, ]+) \|"
-    table = re.findall(row, chapter("Permissions"), re.M)
-    said = {(verb, resource) for resource, _, verbs in table for verb in verbs.split(", ")}
-    rules = by_kind((TOP / "deploy.yaml").read_text())["ClusterRole"]["rules"]
-    assert said == {
-        (verb, resource)
-        for rule in rules
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def test_the_metrics_in_the_documents_exist_and_are_complete() -> None:
-    said = re.findall(r"^\| `(milvus_operator_\w+?)(?:_total)?(?:\{([\w,]+)\})?`", ALL, re.M)
-    ours = [metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)]
-    assert {*said} == {(metric._name, ",".join(metric._labelnames)) for metric in ours}
-
-
-def test_every_field_of_the_crd_is_described() -> None:
-    (version,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
-    schema = version["schema"]["openAPIV3Schema"]["properties"]
-    fields = [(name, schema[name]) for name in ("spec", "status")]
-    while fields:
-        name, field = fields.pop()
-        assert "description" in field, name
-        fields += field.get("properties", {}).items()
-        fields += (field.get("items") or {}).get("properties", {}).items()
+        values = [float(value) for value, of in known if of == unit]
+        assert any(abs(value - float(number)) <= half for value in values), f"{number} {unit}"
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -178,9 +128,6 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
     settle(operator)
     assert len(expected) > 8
     assert kube.names() == sorted(expected)
-    (container,) = kube.all_pods()["locked-0"]["spec"]["containers"]
-    names = {variable["name"] for variable in container["env"]}
-    assert {"common.security.authorizationEnabled", "common.security.defaultRootPassword"} <= names
     # One of them is made for Pod Security.
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")
     kube.kubectl("delete", "pod", "restricted-0")
@@ -193,7 +140,6 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
 def test_the_demo_prints_what_the_readme_says() -> None:
     said = python("-m", "local.demo", "--wait=no")
     assert "That was the life of a Milvus" in said
-    assert "\x1b" not in said, "no colours in a pipe"
     printed = "\n".join(map(plain, said.splitlines()))
     (shown,) = (block for block in blocks("") if "operator |" in block)
     assert [line for line in shown.splitlines() if plain(line) not in printed] == []
@@ -236,9 +182,6 @@ def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(
             command("-n", "default")  # it does not end; make has run it before
         else:
             said[line] = shell(line)
-    promise = re.search(r"^(make run .*?) +# says: (.+)$", README, re.M)
-    assert promise
-    assert promise[2] in said[promise[1]]
     assert "minimal   1         1       Ready" in said["kubectl get mi,pods"]
     assert "created pod minimal-0" in said["kubectl describe milvus minimal"]
     assert "this needs YES=1.\nNothing was removed." in shell("make uninstall", 2)
@@ -254,7 +197,10 @@ def test_the_commands_about_an_installation(kube: Kube, shell: Shell) -> None:
     commands = [line for title in titles for line in section(title)]
     assert commands[1:3] == ["make image", "docker push $IMAGE"]
     said = dict[str, str]()
-    until_gone(kube, "milvus-polling-operator-system", "milvus")
+    kube.create()
+    earlier = ("milvus-polling-operator-system", "milvus")  # which another test may be deleting
+    get = ("get", "namespace", "--ignore-not-found", *earlier)
+    eventually(lambda: not kube.kubectl(*get), 60)
     try:
         for line in [commands[0], *commands[3:]]:
             if " logs " not in line:
@@ -265,6 +211,7 @@ def test_the_commands_about_an_installation(kube: Kube, shell: Shell) -> None:
     finally:
         shell("make undeploy YES=1")
         shell("kubectl delete namespace milvus --wait=false --ignore-not-found")
+    assert kube.get(), "the operator is removed, not what it manages"
 
 
 def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
@@ -281,7 +228,6 @@ def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
 def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     """The changes in docs/make-it-yours.md turn it into an operator for another kind."""
     text = chapter("Another kind")
-    assert {*re.findall(r"`([A-Za-z_]+)`", text)} <= {*dir(mo), "milvusSpec"}
     (names, kind), (commands,) = blocks("python", text), blocks("sh", text)
     source = (TOP / "milvus_operator.py").read_text()
     for line in names.splitlines():
@@ -299,25 +245,19 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     cache = {"apiVersion": "example.com/v1", "kind": "Cache", "metadata": {"name": "c"}}
     body = json.dumps(cache | {"spec": {"image": "redis:8", "replicas": 2}})
     system = "--namespace=cache-operator-system"
-    try:
-        for name in ("cache-crd.yaml", "cache-deploy.yaml"):
-            kube.kubectl("apply", system, "-f", str(tmp_path / name))
-        kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
-        eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=body, check=False))
-        token = kube.kubectl("create", "token", "cache-operator", system).strip()
-        config = kubeconfig(tmp_path / "kubeconfig", kube.plane, token=token)
+    for name in ("cache-crd.yaml", "cache-deploy.yaml"):
+        kube.kubectl("apply", system, "-f", str(tmp_path / name))
+    kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
+    eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=body, check=False))
+    token = kube.kubectl("create", "token", "cache-operator", system).strip()
+    config = kubeconfig(tmp_path / "kubeconfig", kube.plane, token=token)
 
-        def ready() -> bool:
-            python(str(operator), "--once", "-n", kube.ns, KUBECONFIG=config)
-            path = "jsonpath={.status.conditions[0].status}"
-            return "True" in kube.kubectl("get", "ca", "c", "-o", path)
+    def ready() -> bool:
+        python(str(operator), "--once", "-n", kube.ns, KUBECONFIG=config)
+        path = "jsonpath={.status.conditions[0].status}"
+        return "True" in kube.kubectl("get", "ca", "c", "-o", path)
 
-        eventually(ready)
-        assert kube.names() == ["c-0", "c-1"]
-        (container,) = kube.all_pods()["c-1"]["spec"]["containers"]
-        assert (container["name"], container["args"][0]) == ("redis", "redis-server")
-        kube.kubectl("patch", "cache", "c", "--type=merge", "-p", '{"spec": {"image": "redis:9"}}')
-        eventually(lambda: ready() and kube.images() == ["redis:9", "redis:9"])
-    finally:
-        for name in ("cache-deploy.yaml", "cache-crd.yaml"):
-            kube.kubectl("delete", system, "-f", str(tmp_path / name), check=False)
+    eventually(ready)
+    assert kube.names() == ["c-0", "c-1"]
+    (container,) = kube.all_pods()["c-1"]["spec"]["containers"]
+    assert (container["name"], container["args"][0]) == ("redis", "redis-server")
