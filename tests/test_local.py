@@ -38,15 +38,19 @@ def test_nothing_is_left_behind(signum: int) -> None:
     eventually(lambda: not processes_of(folder) and not Path(folder).exists())
 
 
-def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "PATH": "/nowhere", "PIP_NO_INDEX": "1"}
-    env |= {"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+def build(**env: str) -> tuple[int, str]:
+    """The exit code of a build, and what it says about errors."""
     command = [sys.executable, SCRIPT, "build"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    why = "control plane: cannot install a Go toolchain: "
-    assert done.stderr.splitlines()[-1].startswith(why)
+    return done.returncode, done.stderr
+
+
+def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
+    no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    code, said = build(HOME=str(tmp_path), PATH="/nowhere", **no_index)
+    assert code == 1
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
 
 SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_cluster_rules.py"]
@@ -71,17 +75,52 @@ def test_given_binaries_need_no_build_and_one_that_does_not_start_is_named_once_
     assert len(found) == said.count("luck") == 1, said
 
 
-def test_the_cache_belongs_to_the_modules_and_the_go_that_it_was_built_from(
+FAKE_GO = r"""#!/bin/sh
+case "$1" in
+env) echo go1.26.0 ;;
+list) echo k8s.io/kubernetes/cmd/kubectl ;;
+build)
+  for part; do case "$part" in
+  -o=*) folder="${part#-o=}" ;;
+  */cmd/* | */v3)
+    name="${part%/v3}" && name="${name##*/}"
+    printf '#!/bin/sh\ncase "$0" in *kwok) echo "panic: no luck\ngoroutine 1" >&2; exit 2 ;; esac\n' >"$folder$name"
+    chmod +x "$folder$name" ;;
+  esac; done ;;
+esac
+"""
+
+
+def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
+    tmp_path: Path,
+) -> None:
+    """The Go of this test makes scripts; the one named kwok does not start."""
+    (tmp_path / "go").write_text(FAKE_GO)
+    (tmp_path / "go").chmod(0o755)
+    code, said = build(HOME=str(tmp_path), PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert code == 1
+    why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
+    assert why in said.splitlines()[-1]
+    (cached,) = tmp_path.glob(".cache/milvus-operator/*")
+    assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
+
+
+def test_the_cache_belongs_to_everything_that_decides_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controlplane, "find_go", lambda: "printenv")  # it prints GOVERSION
-    shutil.copytree(controlplane.MODULES, tmp_path, dirs_exist_ok=True)
+    pins = [tmp_path / "go.mod", tmp_path / "go.sum"]
+    for pin in pins:
+        shutil.copy(controlplane.MODULES / pin.name, pin)
     folders = [controlplane.cache(module=tmp_path)]
     assert folders == [controlplane.cache()], "the same modules in another folder"
-    for name in ("go.mod", "go.sum"):
-        with (tmp_path / name).open("a") as pins:
-            pins.write("// changed\n")
+    others = {"COMMANDS": {"etcd": "another/package"}, "GO_ENV": {}, "flags": lambda _: ["-race"]}
+    for name, value in others.items():
+        monkeypatch.setattr(controlplane, name, value)
         folders.append(controlplane.cache(module=tmp_path))
     monkeypatch.setenv("GOVERSION", "go1.26.2")
     folders.append(controlplane.cache(module=tmp_path))
-    assert len(set(folders)) == 4
+    for pin in pins:
+        pin.write_bytes(pin.read_bytes() + b"// changed\n")
+        folders.append(controlplane.cache(module=tmp_path))
+    assert len(set(folders)) == len(folders) == 7
