@@ -13,6 +13,9 @@ def test_pods_are_created_scaled_and_waited_for_as_the_status_says() -> None:
     world = World(milvus("x", replicas=1, milvusSpec="this is milvus spec"))
     world.passes(2)
     assert (world.reason(), world.reason(kind="Ready")) == ("SpecIsText", "Pending")
+    assert world.message() == "spec.milvusSpec is not a YAML mapping, so it sets nothing"
+    assert world.condition("x", "Reconciled")["status"] == "True"
+    assert world.condition("x", "Stalled") == {}
     first = world.uid("x-0")
     for replicas in (4, 2):
         world.change("x", replicas=replicas)
