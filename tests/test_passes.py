@@ -121,6 +121,7 @@ def test_what_a_pass_leaves_is_soon_continued_though_nothing_has_changed() -> No
     world.forget()
     assert world.run(1000) == [0, 0.5]
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
+    assert world.times("create", "pods") == [0] * 7 + [0.5] + [0] * 3
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])

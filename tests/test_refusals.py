@@ -171,18 +171,6 @@ def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
     assert len(world.pods()) == 6
 
 
-def test_what_another_copy_has_done_is_no_longer_reported_as_refused() -> None:
-    world = World(milvus("x"))
-    world.server.quota = {"pods": 0}
-    world.passes()
-    assert world.reason() == "QuotaExceeded"
-    world.server.quota = {}
-    world.new_operator().run_pass()
-    world.passes(4)
-    assert world.reason() == "Reconciled"
-    assert metric("milvuses", state="failed") == 0
-
-
 def test_passes_fail_and_one_line_says_so_while_a_right_is_missing() -> None:
     world = World(*[milvus(name, replicas=8) for name in "abcde"])
     rule = world.server.refuse("create", "pods", 403, NO_RIGHT, "Forbidden")
