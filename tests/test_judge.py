@@ -89,6 +89,7 @@ RIGHT = {
     "the garbage collector, when the owner is ending": Story(
         milvus("x", deletionTimestamp="now"), pod("x-0")
     ).lose(pod("x-0")),
+    "a delete by a user": Story(X, pod("x-0", uid="by-a-user")).lose(pod("x-0", uid="by-a-user")),
     "a new Milvus of that name": Story(milvus("x", uid="new"), pod("x-0")).lose(pod("x-0")),
 }
 
@@ -102,9 +103,4 @@ def test_the_judge_reports_harm(words: str, story: Story) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_judge_accepts_what_is_right(name: str) -> None:
-    assert RIGHT[name].judge.harm(RIGHT[name].changes) == []
-
-
-def test_a_user_may_delete_any_pod() -> None:
-    story = Story(X, pod("x-0")).lose(pod("x-0"))
-    assert story.judge.harm(story.changes, ["uid-of-x-0"]) == []
+    assert RIGHT[name].judge.harm(RIGHT[name].changes, ["by-a-user"]) == []

@@ -13,6 +13,9 @@ def test_pods_are_created_scaled_and_waited_for_as_the_status_says() -> None:
     world = World(milvus("x", replicas=1, milvusSpec="this is milvus spec"))
     world.passes(2)
     assert (world.reason(), world.reason(kind="Ready")) == ("SpecIsText", "Pending")
+    assert world.message() == "spec.milvusSpec is not a YAML mapping, so it sets nothing"
+    assert world.condition("x", "Reconciled")["status"] == "True"
+    assert world.condition("x", "Stalled") == {}
     first = world.uid("x-0")
     for replicas in (4, 2):
         world.change("x", replicas=replicas)
@@ -118,6 +121,7 @@ def test_what_a_pass_leaves_is_soon_continued_though_nothing_has_changed() -> No
     world.forget()
     assert world.run(1000) == [0, 0.5]
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
+    assert world.times("create", "pods") == [0] * 7 + [0.5] + [0] * 3
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])

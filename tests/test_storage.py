@@ -28,7 +28,7 @@ def test_a_claim_is_made_before_its_pod_and_kept_when_pod_replica_or_milvus_goes
     world.change("x", replicas=1)
     world.settle()
     world.remove("milvuses", "x")
-    world.server.collect()
+    world.remove("pods", "x-0")
     world.settle()
     assert world.pods() == []
     world.add(milvus("x", replicas=2, **STORED))

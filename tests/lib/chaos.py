@@ -313,14 +313,11 @@ class Recorder:
         obj["metadata"].pop("managedFields", None)  # half of the object
         self.changes.append((int(obj["metadata"]["resourceVersion"]), what, obj))
 
-    def count(self, name: str) -> int:
-        return [judge.name_of(obj) for *_, obj in [*self.changes]].count(name)
-
     def history(self) -> list[judge.Change]:
         """All changes so far."""
         self.kube.create("marker", replicas=0)
         self.kube.create_pod("marker")
-        eventually(lambda: self.count("marker") >= 2)
+        eventually(lambda: sum(judge.name_of(one[2]) == "marker" for one in [*self.changes]) >= 2)
         assert all(thread.is_alive() for thread in self.threads), "not all has been recorded"
         self.running = False
         return self.changes

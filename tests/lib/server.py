@@ -2,7 +2,7 @@
 preconditions, dry runs, pages and quotas. `tests/test_server.py` compares it with a real one.
 
 No spec is validated. What a cluster does on its own happens only when a test says so: pods run,
-fail and end by `run_pods`, `fail` and `finish_deletions`; `collect` deletes what has no owner left.
+fail and end by `run_pods`, `fail` and `finish_deletions`.
 """
 
 from __future__ import annotations
@@ -97,15 +97,6 @@ class MemoryServer(Front):
                     left = [finalizer for finalizer in finalizers if finalizer != PROTECTION]
                     end = {"deletionGracePeriodSeconds": 0, "finalizers": left}
                     self.put(plural, merge(obj, {"metadata": end}))
-
-    def collect(self) -> None:
-        """The garbage collector: delete what has owners of which none exists."""
-        with self.lock:
-            uids = {obj["metadata"]["uid"] for obj in self.objects.values()}
-            for (plural, namespace, name), obj in list(self.objects.items()):
-                owners = {owner["uid"] for owner in obj["metadata"].get("ownerReferences") or []}
-                if owners and not owners & uids:
-                    self.ask("delete", plural, name, namespace=namespace)
 
     # --- Requests ---
     def serve(self, request: Request) -> Obj:

@@ -10,6 +10,7 @@ files and connections are read from /proc (Linux).
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import sys
@@ -36,8 +37,11 @@ def measure(pid: int) -> list[float]:
     """The figures of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     memory, threads = (int(n) for n in re.findall(r"(?:VmRSS|Threads):\s+(\d+)", status))
-    links = [entry for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
-    sockets = [link for link in links if os.readlink(link).startswith("socket:")]
+    links = list[str]()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            links.append(os.readlink(entry))
+    sockets = [link for link in links if link.startswith("socket:")]
     return [memory / 1024, threads, len(links), len(sockets)]
 
 
