@@ -23,7 +23,7 @@ from local.controlplane import MODULES, Unavailable, build, cache, commands
 
 TOP = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-OLDER = ("v1.34.4", "v1.35.4")  # API servers older than the one that local/modules/go.mod pins
+OLDER = ("v1.34.4",)  # API servers older than the one that local/modules/go.mod pins
 OLDEST, NEWEST = "the oldest allowed", "the newest allowed"
 SAYS = """
 import ssl, sys, kubernetes
