@@ -1,6 +1,6 @@
 """Measures the operator against a floor, bare requests and its peers, in one run on one machine.
 
-    make bench                            # everything, about 50 minutes on two cores
+    make bench                            # everything, an hour or more on two cores
     make bench ARGS=quiet                 # only the rows whose function name begins with this
     make bench ARGS="--against old.py"    # also compared with another version of milvus_operator.py
 
