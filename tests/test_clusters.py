@@ -45,6 +45,9 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
     kube.kubectl("apply", "-f", "-", stdin=ORIGINAL_MILVUS)
     for name in ("dotted.name", "l" * 253):
         kube.create(name)
+    kube.create("negative", replicas=-1)
+    kube.create("huge", replicas=2**31)
+    kube.create("no-image", image=None)
 
     def told() -> bool:
         make_pass(operator)
@@ -57,9 +60,12 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1, errors
     assert "status" not in kube.get("milvus-crd-test")
+    before = kube.uids()
     other_version()
-    eventually(lambda: told() and "conditions" in kube.status("milvus-crd-test"))
+    eventually(lambda: told() and kube.condition("Reconciled", "negative").get("reason"))
     assert kube.condition("Reconciled", "milvus-crd-test")["reason"] == "SpecIsText"
+    assert kube.uids() == before
+    assert f"resolved: {errors[0].partition(': ')[0]}" in caplog.text
 
 
 def create_raw(kube: Kube, name: str, spec: str) -> None:
@@ -104,7 +110,7 @@ WORDS = [  # which must not pass for the server's, nor control a terminal
     'x: User "system:anonymous" cannot create resource "pods" in API group ""',
 ]  # fmt: skip
 FIELDS: list[Any] = [
-    {"replicas": 2**63 - 1}, {"replicas": 10**30}, {"replicas": True}, {"replicas": -1},
+    {"replicas": 2**63 - 1}, {"replicas": 10**30}, {"replicas": 1.5}, {"replicas": True},
     {"milvusSpec": {"a": 1}}, {"milvusSpec": "proxy.port: 1"}, {"milvusSpec": "a" * 99_999},
     {"storage": {}}, {"storage": "10Gi"}, {"storage": {"size": "0"}}, {"storage": {"size": []}},
     {"storage": {"size": "1Gi", "storageClassName": {}}}, {"pod": "text"}, {"pod": [1, 2]},
@@ -114,7 +120,7 @@ FIELDS: list[Any] = [
     *({"pod": {"spec": {"priorityClassName": words}}} for words in WORDS),
 ]  # fmt: skip
 SPECS: list[Any] = [
-    [], None, "text", {"image": None}, {"image": "  "}, {"image": "i" * 10**6}, {"image": ["a"]},
+    [], None, 7, "text", {"image": "  "}, {"image": "i" * 1_000_000}, {"image": ["milvus"]},
     *({"image": "a"} | fields for fields in FIELDS),
 ]  # fmt: skip
 

@@ -16,28 +16,39 @@ from tests.lib.world import milvus
 DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
 
 
-def test_the_lock_fits_the_requirements_and_the_base_image_and_both_are_pinned() -> None:
+def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> None:
     locked = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", LOCK, re.M))
     assert len(locked) == LOCK.count("==")
     required = re.findall(r"^[^#\n].*", (TOP / "requirements.txt").read_text(), re.M)
     assert required
     for requirement in map(Requirement, required):
         assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_base_image_is_pinned_and_has_a_python_that_the_lock_and_the_matrix_are_for() -> None:
     base = re.search(r"^ARG BASE=python:([\d.]+)-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.M)
     assert base
     assert f"--python-version={base[1]} " in (TOP / "Makefile").read_text()
     assert base[1] in PYTHONS
 
 
-def test_what_the_image_leaves_out_is_not_imported(api: Api, tmp_path: Path) -> None:
+def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:
+    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M)
+    assert {f"!{file}" for files in copied for file in files.split()} | {"*"} == {
+        *(TOP / ".dockerignore").read_text().splitlines()
+    }
+
+
+def test_what_the_image_leaves_out_is_not_imported(tmp_path: Path) -> None:
     removed = re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M)
     modules = [path.rstrip("*").replace("/", ".") for paths in removed for path in paths.split()]
     assert "aiohttp" in modules
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
     )
-    api.world.add(milvus("x", replicas=2))
+    api = Api(tmp_path, milvus("x", replicas=2))
     options = ["--once", "--kubeconfig", api.kubeconfig()]
     process = Command(*options, env={"PYTHONPATH": str(tmp_path)})
     assert process.end() == 0, process.log
     assert api.world.pods() == ["x-0", "x-1"]
+    api.close()

@@ -54,6 +54,20 @@ def test_an_ending_stranger_is_waited_for_and_is_no_conflict() -> None:
     assert len(touched(world, "x-0")) == 1
 
 
+def test_a_pod_that_was_replaced_since_it_was_listed_is_not_deleted() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", replicas=1)
+
+    def replace(request: Request) -> None:
+        world.remove("pods", "x-1")
+        world.add(pod("x-1"))
+
+    world.server.when("delete", "pods", replace, times=1)
+    world.settle()
+    assert world.pods() == ["x-0", "x-1"]
+    assert [request.code for request in world.requests("delete", "pods")] == [409]
+
+
 # --- Orphans ---
 def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     world = at_rest(milvus("x", replicas=4))

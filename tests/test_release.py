@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -10,14 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from tests.lib.kit import TOP, Kube, settle
+from tests.lib.kit import TOP, Kube, settle, until_gone
 from tests.lib.objects import by_kind
 
+SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example/milvus-polling-operator:test"
 
@@ -28,13 +29,22 @@ def make(*arguments: str, folder: Path = TOP) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_olm_gets_the_pod_and_the_permissions_of_the_manifests_and_no_others(
+def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_others(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE]
     subprocess.run(command, cwd=TOP, check=True)
-    csv = "bundle/manifests/milvus-polling-operator.clusterserviceversion.yaml"
-    version = yaml.safe_load((tmp_path / csv).read_text())
+    manifests = tmp_path / "bundle/manifests"
+    crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
+    assert crd == (TOP / "crd.yaml").read_text()
+    annotations = yaml.safe_load((tmp_path / "bundle/metadata/annotations.yaml").read_text())
+    labels = (tmp_path / "bundle.Dockerfile").read_text()
+    for key, value in annotations["annotations"].items():
+        assert f"LABEL {key}={value}\n" in labels
+    csv = manifests / "milvus-polling-operator.clusterserviceversion.yaml"
+    (version,) = by_kind(csv.read_text()).values()
+    (example,) = json.loads(version["metadata"]["annotations"]["alm-examples"])
+    assert example == yaml.safe_load((TOP / "samples/minimal.yaml").read_text())
     deploy = by_kind((TOP / "deploy.yaml").read_text())
     install = version["spec"]["install"]["spec"]
     rules = deploy["ClusterRole"]["rules"]
@@ -84,7 +94,20 @@ def test_a_release_needs_results_of_this_operator_is_reproducible_and_has_right_
     for namespace, manifest in (("", whole), ("milvus", [*yaml.safe_load_all(made[0][files[1]])])):
         said = make("--silent", "manifest", f"IMAGE={IMAGE}", f"NAMESPACE={namespace}").stdout
         assert manifest == [*yaml.safe_load_all(said)]
-        assert f"image: {IMAGE}" in said
+
+
+def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
+    """What the Role grants is tested with the rights that the operator uses."""
+    whole, one = (
+        by_kind(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}").stdout)
+        for namespace in ("", "milvus")
+    )
+    assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
+    assert {obj["metadata"]["namespace"] for obj in one.values()} == {"milvus"}
+    pods = [manifest["Deployment"]["spec"]["template"]["spec"] for manifest in (whole, one)]
+    assert pods[0]["containers"][0]["args"].pop(0) == "--all-namespaces"
+    assert pods[0] == pods[1]
+    assert pods[0]["containers"][0]["image"] == IMAGE
 
 
 def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
@@ -100,19 +123,31 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
     assert kube.status()["updatedReplicas"] == 1
 
 
-@pytest.mark.parametrize("target", ["uninstall", "undeploy"])
-def test_at_a_terminal_removing_says_what_happens_to_every_milvus_and_asks(
-    kube: Kube, target: str
-) -> None:
-    """Without one, the commands of the README are run."""
+def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
+    """Run make with a terminal as its standard input; returns its exit code and its output."""
     master, terminal = pty.openpty()
-    os.write(master, b"n\n")
+    os.write(master, f"{answer}\n".encode())
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
     command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
     done = subprocess.run(command, cwd=TOP, env=env, stdin=terminal, capture_output=True, text=True)
     os.close(master)
     os.close(terminal)
-    assert done.returncode == 2
-    assert "every Milvus" in done.stdout
-    assert done.stdout.endswith("Continue? [y/N] Nothing was removed.\n")
-    kube.kubectl("get", "crd/milvuses.zilliz.com")
+    return done.returncode, done.stdout
+
+
+def test_removing_says_what_it_removes_asks_at_a_terminal_and_keeps_the_pods(
+    kube: Kube, operator: mo.Operator
+) -> None:
+    until_gone(kube, SYSTEM)
+    kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
+    kube.create()
+    settle(operator)
+    for target in ("uninstall", "undeploy"):
+        code, said = at_a_terminal(kube, target, "n")
+        assert code == 2
+        assert "every Milvus" in said
+        assert said.endswith("Continue? [y/N] Nothing was removed.\n")
+    kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
+    code, said = at_a_terminal(kube, "undeploy", "y")
+    assert (code, f'namespace "{SYSTEM}" deleted' in said) == (0, True)
+    assert kube.names() == ["x-0"]

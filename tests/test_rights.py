@@ -101,6 +101,8 @@ def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     live(kube, operator)
     assert "not allowed" not in caplog.text
     assert {right_of(request) for request in wire.requests} | {IMPLIED} == rights(documents)
+    refused = [request for request in wire.requests if request.code == 403]
+    assert not [request for request in refused if kube.ns in request.path]
     assert mo.owner_uid(kube.all_pods()["x-0"]) == kube.get()["metadata"]["uid"]
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, eventually, settle
+from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, eventually, settle
 from tests.lib.objects import by_kind
 
 SAMPLES = [TOP / "sample.yaml", *sorted((TOP / "samples").glob("*.yaml"))]
@@ -41,14 +41,6 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
     assert kube.names() == [f"{name}-0"]
     kube.kubectl("delete", "pv", kube.ns, "--wait=false")
     (pod,) = kube.all_pods().values()
-    (container,) = pod["spec"]["containers"]
-    env = {one["name"]: one for one in container["env"]}
-    if "common.security.authorizationEnabled" in env:
-        password = env["common.security.defaultRootPassword"]["valueFrom"]["secretKeyRef"]
-        assert password == {"name": f"{name}-root", "key": "password"}
-    for file in env.keys() & {"tls.serverPemPath", "tls.serverKeyPath"}:
-        folder = env[file]["value"].rpartition("/")[0]
-        assert folder in [mount["mountPath"] for mount in container["volumeMounts"]]
     spread = pod["spec"].get("topologySpreadConstraints", [])
     selectors = [constraint["labelSelector"] for constraint in spread]
     if service := found.get("Service"):
@@ -59,6 +51,25 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
         selectors.append(budget["spec"]["selector"])
     expected = {"matchLabels": mo.selector_of(milvus)}
     assert selectors == [expected] * len(selectors), "one of them selects other pods"
+
+
+def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name() -> None:
+    containers, env = dict[str, Obj](), dict[str, Obj]()
+    for sample in SAMPLES:
+        milvus = by_kind(sample.read_text())["Milvus"]
+        milvus["metadata"] |= {"namespace": "ns", "uid": "uid"}
+        pod = mo.new_pod(milvus, mo.spec_of(milvus), 0)
+        (containers[sample.stem],) = pod["spec"]["containers"]
+        env[sample.stem] = {one["name"]: one for one in containers[sample.stem]["env"]}
+    production, tls = env["production"], env["tls"]
+    assert production["common.security.authorizationEnabled"]["value"] == "true"
+    password = production["common.security.defaultRootPassword"]["valueFrom"]["secretKeyRef"]
+    assert password == {"name": "vectors-root", "key": "password"}
+    assert containers["production"]["resources"]["limits"] == {"memory": "16Gi"}
+    assert tls["common.security.tlsMode"]["value"] == "1"
+    mounts = [mount["mountPath"] for mount in containers["tls"]["volumeMounts"]]
+    for name in ("tls.serverPemPath", "tls.serverKeyPath"):
+        assert tls[name]["value"].rpartition("/")[0] in mounts
 
 
 def test_sample_yaml_is_the_original_example() -> None:

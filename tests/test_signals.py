@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.kit import Command
+from tests.lib.kit import TOP, Command
 from tests.lib.wire import Api, Handler
 from tests.lib.world import milvus
 
@@ -58,14 +60,39 @@ def is_handled(folder: Path) -> bool:
     return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.parametrize("line", ["a pass every", "pass over"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_between_two_passes_ends_it_at_once(
-    run: Callable[..., Command], signum: int
+def test_a_signal_right_after_the_start_or_between_two_passes_ends_it_at_once(
+    run: Callable[..., Command], line: str, signum: int
 ) -> None:
     process = run("--interval", "3600")
-    process.says("pass over")
+    process.says(line)
     assert process.stop(signum) == 0, process.log
     assert process.log.endswith("INFO    stopped\n")
+
+
+@pytest.mark.platform
+def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
+    """An exception that a handler raises in a finalizer, as of an old connection, would be lost."""
+    code = """if True:
+        import logging, os, signal, weakref
+        import milvus_operator
+
+        class Garbage(logging.Handler):
+            def emit(self, record):
+                if "pass over" in record.getMessage():
+                    garbage = type("Cycle", (), {})
+                    weakref.finalize(garbage, os.kill, os.getpid(), signal.SIGTERM)
+
+        logging.getLogger("milvus_operator").addHandler(Garbage())
+        milvus_operator.main()
+    """
+    command = [sys.executable, "-c", code, "-v", "--kubeconfig", api.kubeconfig()]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("INFO    stopped\n")
+    assert done.stderr.count("pass over") == 1
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

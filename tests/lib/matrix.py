@@ -1,8 +1,8 @@
 """Runs the tests marked `platform` on several Pythons, packages and API servers: `make matrix`.
 
 It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
-requirements.txt allows and with the newest, and one Python with the newest packages against older
-API servers. It writes a table to docs/tested.md, including what was not run and why. The exit code
+requirements.txt allows and with the newest, and one Python with the newest packages against an
+older API server. It writes a table to docs/tested.md, including what was not run and why. The exit code
 is 1 if anything failed.
 """
 

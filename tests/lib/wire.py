@@ -33,6 +33,7 @@ from tests.lib.world import World
 class Request(NamedTuple):
     verb: str
     path: str
+    code: int
     credentials: str  # the Authorization header
 
 
@@ -115,6 +116,8 @@ class Api(Wire):
 
 
 class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects is not worth a traceback."""
 
@@ -161,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
         )
         if not self.wire.judge:
             path, who = self.path.partition("?")[0], self.headers.get("Authorization", "")
-            self.wire.requests.append(Request(self.command, path, who))
+            self.wire.requests.append(Request(self.command, path, answer.status, who))
         return answer
 
     def answer(
