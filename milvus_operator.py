@@ -360,7 +360,8 @@ def settings_of(text: str) -> dict[str, str] | None:
         return flat_settings(node)
     if sign := re.search("[:=]", text):
         line = text.count("\n", 0, sign.start())
-        raise invalid(line, "this looks like a setting, but the text is not a YAML mapping")
+        text = "this looks like a setting, but the text is not a YAML mapping: write `name: value`"
+        raise invalid(line, text)
     return None
 
 
@@ -652,7 +653,7 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: Collection[str
     for pod in pods:
         orphan = ordinal_of(milvus, pod)
         if orphan is not None and is_orphan(milvus, pod):
-            reason = "no controller, but the name and labels of a pod of this Milvus"
+            reason = "it has no controller, but the name and labels of a pod of this Milvus"
             actions.append(Action("adopt", orphan, pod, reason))
     running = dict[int, Obj]()
     for ordinal in range(spec.replicas):
@@ -1040,6 +1041,7 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     default = os.path.expanduser("~/.kube/config")
     names = path or os.environ.get("KUBECONFIG") or default
     is_file = any(map(os.path.exists, names.split(os.pathsep)))
+    source = names if is_file else SERVICE_ACCOUNT
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
     settings = Configuration()
     try:
@@ -1051,11 +1053,11 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
         raise
     except ImportError:
         text = "a SOCKS proxy needs the package PySocks (pip install PySocks)"
-        raise Unusable(f"cannot use {names}: {text}") from None
+        raise Unusable(f"cannot use {source}: {text}") from None
     except urllib3.exceptions.LocationParseError:  # its text may hold a part of a password
-        raise Unusable(f"cannot use {names}: its server or its proxy is not a valid URL") from None
+        text = "its server or the proxy is not a valid URL"
+        raise Unusable(f"cannot use {source}: {text}") from None
     except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
-        source = names if is_file else SERVICE_ACCOUNT
         text = without_passwords(" ".join(str(error).split()))
         raise Unusable(f"cannot use {source}: {text}") from None
     except Exception:  # a malformed file may raise anything in the loader
@@ -1356,7 +1358,7 @@ class Cluster:
             raise ApiError(422, text)
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run, under a free name, whether the API server would accept such a pod. A
+        """Ask by a dry run, under another name, whether the API server would accept such a pod. A
         quota does not count: the old pod will make room."""
         metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
         try:
@@ -1428,7 +1430,7 @@ class Memory:
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
     restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
-    leaving: dict[str, float] = field(default_factory=dict)  # when each may stay (one more goes)
+    leaving: dict[str, float] = field(default_factory=dict)  # by UID, until when (one more goes)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
     wake: float = math.inf  # when it is looked at again in any case
@@ -1845,7 +1847,7 @@ class Operator:
             raise ApiError(409, f"pod {name_of(pod)} is being deleted", PENDING)
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
-        raise ApiError(409, "there was a pod of this name", "Conflict")
+        raise ApiError(409, "a pod of this name existed a moment ago", "Conflict")
 
     def record_success(self, job: Job, action: Action) -> None:
         memory, name = job.memory, pod_name(job.milvus, action.ordinal)

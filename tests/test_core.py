@@ -111,7 +111,7 @@ def unscheduled(because: str) -> Obj:
 
 
 GONE = "restart: claim data-x-0 is gone or being deleted"
-ADOPTED = "adopt: no controller, but the name and labels of a pod of this Milvus"
+ADOPTED = "adopt: it has no controller, but the name and labels of a pod of this Milvus"
 
 
 @pytest.mark.parametrize(

@@ -306,4 +306,4 @@ def test_the_password_of_a_proxy_is_sent_and_never_told(tmp_path: Path) -> None:
     write_kubeconfig(file, "https://api.example.test", proxy_url="http://user:secret/x@127.0.0.1:1")
     with pytest.raises(mo.Unusable) as told:
         mo.connect(str(file), 1, None)
-    assert told.value.message == f"cannot use {file}: its server or its proxy is not a valid URL"
+    assert told.value.message == f"cannot use {file}: its server or the proxy is not a valid URL"
