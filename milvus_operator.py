@@ -1058,7 +1058,7 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
         text = "its server or the proxy is not a valid URL"
         raise Unusable(f"cannot use {source}: {text}") from None
     except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
-        text = without_passwords(" ".join(str(error).split()))
+        text = without_secrets(" ".join(str(error).split()))
         raise Unusable(f"cannot use {source}: {text}") from None
     except Exception:  # a malformed file may raise anything in the loader
         raise Unusable(f"{names} is not a kubeconfig") from None
@@ -1111,7 +1111,7 @@ def from_kubeconfig(
             context,
             contents_of(lasting),
             expiry.timestamp() if expiry else math.inf,
-            " ".join(record.getMessage() for record in said.buffer),
+            without_secrets(" ".join(record.getMessage() for record in said.buffer)),
         )
 
 
@@ -1129,7 +1129,7 @@ def environment_proxy(host: str) -> str | None:
     url = urllib3.util.parse_url(host)
     if re.fullmatch(r"localhost|127\..*|\[::1\]", url.host or ""):
         return None
-    proxy = urllib.request.getproxies().get(url.scheme or "")
+    proxy = urllib.request.getproxies_environment().get(url.scheme or "")
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
@@ -1167,8 +1167,10 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     return api
 
 
-def without_passwords(text: str) -> str:
-    """The text without passwords in URLs."""
+def without_secrets(text: str) -> str:
+    """The text without passwords in URLs, and without the entries of a kubeconfig, which the client
+    library quotes."""
+    text = re.sub(r"/\{'.*\}", "", text)
     return re.sub("//[^/ ]*@", "//", text)
 
 
@@ -1198,15 +1200,15 @@ class Cluster:
         self.changed = clock()  # when a list last showed something new
         self.rejected = False  # whether the server has rejected the credentials
         self.renewal: Future[Connection] | None = None
-        self.renewing: Mapping[str, bytes] = {}  # the files' contents when it began
         self.use(connect(context))
+        self.renewing = self.connection.files  # the files' contents when the last one began
 
     def use(self, connection: Connection) -> None:
         self.connection, api = connection, connection.api
         self.milvuses, self.pods = milvuses(api), pods(api)
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
-        self.server = without_passwords(api.configuration.host)
+        self.server = without_secrets(api.configuration.host)
 
     def reconnect(self) -> None:
         """Renew the credentials if they were rejected or have expired, or if a file has changed. A
@@ -1214,6 +1216,8 @@ class Cluster:
         current, files = self.connection, contents_of(self.connection.files)
         is_current = files == current.files and time.time() < current.expires and not self.rejected
         if is_current and not self.renewal:
+            if files != self.renewing:  # what was wrong with a file has been put right
+                self.connection = current._replace(complaint="")
             return
         if not self.renewal or files != self.renewing:  # nobody waits for an earlier file's plugin
             self.renewing = files
@@ -1261,7 +1265,7 @@ class Cluster:
         except ApiException as error:
             raise api_error(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            text = without_passwords(str(error.args[-1] if error.args else type(error).__name__))
+            text = without_secrets(str(error.args[-1] if error.args else type(error).__name__))
             raise ApiError(0, re.sub(r"^\S*Connection\w*\(.*?\): ", "", text)) from None
         except ValueError:  # its text may contain the credentials
             text = "the credentials contain characters that are not allowed in an HTTP header"

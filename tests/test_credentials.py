@@ -103,6 +103,29 @@ def test_kubeconfig_may_name_several_files_and_a_token_in_another_file_is_follow
     eventually(lambda: api.tokens(operator) == {"second"})  # although the first is still valid
 
 
+def test_the_secrets_of_a_malformed_entry_are_not_told(api: Api) -> None:
+    """The client library quotes the entry whole. What was wrong and is put right is not told."""
+    file = Path(api.kubeconfig({"token": "first"}))
+    operator = api.operator(str(file))
+    good = file.read_text()
+    bad = good.replace("user:\n    token: first", "token: HUNTER2")
+    for text in (bad, good):
+        file.write_text(text)
+        assert make_pass(operator), "with the token at hand"
+    api.accept("second")
+    (line,) = operator.run_pass().outages
+    assert line.endswith(": log in again, or renew the token")
+    file.write_text(bad)
+    assert not make_pass(operator)
+    (line,) = operator.run_pass().outages
+    assert line.endswith(f"Expected key user in {file}")
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": "true"}
+    environment = [{"name": "PASSWORD", "value": "HUNTER2"}, {"name": "EMPTY"}]
+    plugin = mo.connect(api.kubeconfig({"exec": run | {"env": environment}}), 1, None)
+    assert "Expected key value in" in plugin.complaint
+    assert "HUNTER2" not in plugin.complaint
+
+
 # --- Plugins ---
 class Plugin:
     """An exec plugin, as used by EKS, GKE and OIDC logins: a command that prints a token."""
