@@ -913,6 +913,12 @@ class ApiError(Exception):
         """Whether the same request may succeed soon: it backs off for a shorter time."""
         return self.code in (0, 401, 409, 429) or self.code >= 500
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the response was, so that a write may still take effect. The API server's
+        InternalError is a response: most often, a webhook has failed."""
+        return self.code == 0 or (self.code >= 500 and self.reason != "InternalError")
+
     def why(self) -> Reason:
         """What it means for the Milvus concerned."""
         if self.reason in {*WAITING, NAME_CONFLICT}:
@@ -1359,16 +1365,16 @@ class Cluster:
         options["query_params"] = [("fieldValidation", "Strict")]
         if lacking := lacks(pod, self.request("create", self.pods, pod, body=pod, **options)):
             text = f"a webhook or policy removes or changes {lacking} of new pods, {EXEMPT}"
-            raise ApiError(422, text)
+            raise ApiError(422, f"{text}, and delete those that it has changed")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run, under another name, whether the API server would accept such a pod. A
-        quota does not count: the old pod will make room."""
+        """Ask by a dry run, under another name, whether the API server would accept such a pod. It
+        would even if that name is taken or a quota exceeded: the old pod will make room."""
         metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
         try:
             self.create(pod | {"metadata": metadata}, dry_run="All")
         except ApiError as error:
-            if error.why().reason != QUOTA_EXCEEDED:
+            if error.reason != "AlreadyExists" and error.why().reason != QUOTA_EXCEEDED:
                 raise
 
     def delete(self, pod: Obj) -> None:
@@ -1445,15 +1451,16 @@ class Memory:
 
     def back_off(self, key: int | str, error: ApiError, now: float, what: str = "") -> BackOff:
         """Back off after an error: for longer than the last time."""
+        if self.waits(key, now):  # since it began, another worker has failed alike
+            return self.back_offs[key]
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
         why = error.why()
         if error.reason == "Conflict" and back_off.delay < most:
             why = Reason(PENDING)  # it usually passes
-        # The API server's InternalError is an answer: most often, a webhook has failed.
-        lost = error.code == 0 or (error.code >= 500 and error.reason != "InternalError")
-        self.back_offs[key] = back_off._replace(why=why, outage=error.outage, what=what, lost=lost)
-        return self.back_offs[key]
+        back_off = back_off._replace(why=why, outage=error.outage, what=what, lost=error.is_lost)
+        self.back_offs[key] = back_off
+        return back_off
 
     def forget(
         self, todo: Mapping[int | str, str], later: Collection[int | str], now: float
@@ -1845,7 +1852,8 @@ class Operator:
     def name_is_taken(self, job: Job, pod: Obj, ordinal: int) -> None:
         """Raise what it means that there is a pod of this name, which the lists do not show."""
         before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
-        if before.reason == INVALID and owner_uid(pod) == uid_of(job.milvus):
+        is_ours = owner_uid(pod) == uid_of(job.milvus) or template_hash_of(pod)
+        if before.reason == INVALID and is_ours:
             raise ApiError(422, before.message)  # it still lacks what admission has removed
         if is_ending(pod):
             raise ApiError(409, f"pod {name_of(pod)} is being deleted", PENDING)
@@ -1868,12 +1876,12 @@ class Operator:
         memory = job.memory
         back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
-        if back_off.lost and is_ready(action.pod):
+        if error.is_lost and is_ready(action.pod):
             memory.leaving[uid_of(action.pod)] = self.clock() + MAX_REQUEST
         reason = back_off.why.reason
         is_accepted = memory.accepted == job.spec.template_hash
         is_check = action.verb == "replace" and reason == INVALID and not is_accepted
-        if reason == INVALID:
+        if reason in (INVALID, FORBIDDEN):
             memory.accepted = ""
         if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
             for other in job.actions:
@@ -1912,7 +1920,7 @@ class Operator:
             if error.code == 404:  # only an older CRD has Milvus without a status
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
-            elif STATUS not in memory.back_offs and not error.outage:
+            elif not memory.back_offs.get(STATUS, NEVER_FAILED).delay and not error.outage:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -171,6 +172,16 @@ def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
     assert len(world.pods()) == 6
 
 
+def test_what_many_workers_are_refused_alike_counts_once() -> None:
+    world = World(milvus("x", replicas=160), workers=16)
+    world.server.quota = {"pods": 0}
+    world.server.when("create", "pods", lambda _: time.sleep(0.02))
+    world.passes(2)
+    world.server.quota = {}
+    world.passes(3)
+    assert world.pods(), "after ten seconds"
+
+
 def test_passes_fail_and_one_line_says_so_while_a_right_is_missing() -> None:
     world = World(*[milvus(name, replicas=8) for name in "abcde"])
     rule = world.server.refuse("create", "pods", 403, NO_RIGHT, "Forbidden")
@@ -261,6 +272,7 @@ def test_events_that_a_namespace_does_not_allow_are_its_own_outage_while_it_has_
         ({"labels": {mo.MANAGED_BY_LABEL: "somebody"}}, "the labels", "Invalid"),
         ({"labels": {mo.INSTANCE_LABEL: None}}, "its labels", "NameConflict"),  # it is listed
         ({"annotations": None}, f"the annotation {mo.TEMPLATE_HASH}", "Invalid"),
+        ({"labels": None, "ownerReferences": None}, "the owner reference", "Invalid"),
     ],
 )
 def test_a_pod_that_admission_changes_is_reported_and_backs_off(
@@ -286,6 +298,8 @@ def test_a_pod_that_admission_changes_is_reported_and_backs_off(
 # --- Statuses ---
 def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -> None:
     world = at_rest(milvus("a"), milvus("b"))
+    only = {"name": "a", "times": 1}
+    world.server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", **only)
     rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook", name="a")
     good = metric("passes_total", result="success")
     for name in "ab":

@@ -104,17 +104,25 @@ def test_a_template_that_the_server_refuses_costs_no_pod_and_is_told_once() -> N
     assert deleted(world) == ["x-2", "x-1", "x-0"]
 
 
-def test_a_template_that_is_refused_later_is_asked_about_again() -> None:
+@pytest.mark.parametrize("code", [403, 422])
+def test_a_template_that_is_refused_later_is_asked_about_again(code: int) -> None:
     world = at_rest(milvus("x", replicas=2))
     world.change("x", image="milvus:2")
     world.passes()
     world.server.finish_deletions()
-    world.server.refuse("create", "pods", 422, "no longer")
+    world.server.refuse("create", "pods", code, "no longer")
     world.passes()
     world.server.set_pod("x-0", ready=False)
     world.passes(20)
     assert world.pods() == ["x-0"]
     assert deleted(world) == ["x-1"]
+
+
+def test_a_pod_that_has_the_name_of_the_dry_run_does_not_stop_the_roll() -> None:
+    world = at_rest(milvus("x"), pod("x-0-check"))
+    world.change("x", image="milvus:2")
+    world.passes()
+    assert deleted(world) == ["x-0"]
 
 
 @pytest.mark.parametrize(
