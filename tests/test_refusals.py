@@ -273,6 +273,7 @@ def test_events_that_a_namespace_does_not_allow_are_its_own_outage_while_it_has_
         ({"labels": {mo.INSTANCE_LABEL: None}}, "its labels", "NameConflict"),  # it is listed
         ({"annotations": None}, f"the annotation {mo.TEMPLATE_HASH}", "Invalid"),
         ({"labels": None, "ownerReferences": None}, "the owner reference", "Invalid"),
+        ({"labels": None, "annotations": None}, "the labels", "Invalid"),
     ],
 )
 def test_a_pod_that_admission_changes_is_reported_and_backs_off(
