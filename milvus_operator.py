@@ -4,13 +4,15 @@
     python milvus_operator.py          # manage the namespace of the kubeconfig's current context
     python milvus_operator.py -A       # manage all namespaces
 
-It polls. A *pass* lists the pods that carry our label and the Milvus resources. Pure functions over
-plain dicts decide what each Milvus needs. Workers, which are threads, carry it out: they create and
-delete pods, then write the status and events. The operator does not guess what a write has changed:
-the next pass lists again, and soon, because something changed.
+It polls. A *pass* lists the pods that carry our label, then the Milvus resources. Pure functions
+over plain dicts decide what each Milvus needs. Workers, which are threads, carry it out: they
+create and delete pods, then write the status and events. The operator does not guess what a write
+has changed: the next pass lists again, and soon, because something changed.
 
-What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
-a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
+What is kept between passes saves work, spaces out retries, and remembers a delete whose response
+was lost: until that is settled, no other Ready pod is replaced. Names are fixed, every delete
+carries a UID, and every decision starts from fresh lists, so a write that is lost or repeated does
+no harm.
 
 In the names below, a *milvus* is one resource of kind Milvus and a *pod* is one pod, both as dicts,
 as in their JSON. To learn how an operator works, read `decide` and then `Operator.run_pass`.
@@ -105,6 +107,7 @@ PENDING = "Pending"
 WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING, PENDING}
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
 PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
+PASSING |= {"ContainersNotReady"}  # its containers run, and may still be starting
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
@@ -265,7 +268,7 @@ class Spec(NamedTuple):
 
 
 def spec_of(milvus: Obj) -> Spec:
-    """Read the spec. Raises Invalid: the original CRD checks nothing."""
+    """Read the spec. Raises Invalid: an older CRD may check nothing."""
     spec, name = mapping(milvus.get("spec")), name_of(milvus)
     if len(name) > MAX_NAME or not DNS_LABEL.fullmatch(name):
         raise Invalid(f"the name must be a DNS label of at most {MAX_NAME} characters")
@@ -297,7 +300,7 @@ def is_deeper_than(levels: int, value: Any) -> bool:
 
 
 def new_container(image: str, settings: dict[str, str]) -> Obj:
-    """A standalone Milvus with these settings. It has five minutes to start."""
+    """A standalone Milvus server with these settings. It has five minutes to start."""
     metrics_port = PORTS["metrics"]
     healthz = {"httpGet": {"path": "/healthz", "port": metrics_port}, "timeoutSeconds": 5}
     alive = {"tcpSocket": {"port": metrics_port}, "timeoutSeconds": 5}
@@ -591,7 +594,7 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
-    """What to tell the user about a pod that has a desired name, unless it is ours or will go."""
+    """What to tell the user about a pod that has a desired name, unless it is fine or will go."""
     owner, name, ordinal = controller_of(pod), name_of(pod), ordinal_of(milvus, pod)
     is_desired = ordinal is not None and ordinal < spec.replicas
     if not is_desired or is_ending(pod) or is_orphan(milvus, pod):
@@ -614,7 +617,7 @@ def conflict_with(milvus: Obj, spec: Spec, pod: Obj) -> Reason | None:
 
 
 def lacks(sent: Obj, pod: Obj) -> str:
-    """What the operator relies on and admission has removed; empty if nothing."""
+    """What the operator relies on and admission has removed or changed; empty if nothing."""
     if owner_uid(pod) != owner_uid(sent):
         return "the owner reference"
     if not pick(labels_of(sent), OUR_LABELS).items() <= labels_of(pod).items():
@@ -627,7 +630,8 @@ def lacks(sent: Obj, pod: Obj) -> str:
 # --- What to do ---
 class Action(NamedTuple):
     """One write. The verbs: create; adopt; delete, because the pod is surplus; restart and replace,
-    which delete a pod so that it is created anew: it has ended, or its template is outdated."""
+    which delete a pod so that it is created anew: it has ended, its claim is gone, or its template
+    is outdated."""
 
     verb: str
     ordinal: int
@@ -728,7 +732,7 @@ def choose(
     now: float,
 ) -> list[Action]:
     """Which of these actions may be carried out now; what failed before comes last. `leaving` are
-    the UIDs of Ready pods that may go at any moment: until then, no other Ready pod is replaced."""
+    the UIDs of Ready pods that may go at any moment: while one may, no other is replaced."""
     past = {action.ordinal: back_offs.get(action.ordinal, NEVER_FAILED) for action in actions}
     chosen, steps = list[Action](), list[Action]()
     for action in sorted(actions, key=lambda a: (past[a.ordinal].until, a.verb == "create")):
@@ -907,6 +911,7 @@ class ApiError(Exception):
         self.reason = reason  # of the server's Status object, or one of ours
         self.resource = ""  # the plural name of what was requested
         self.outage = ""  # a line about a cause that affects more than one Milvus
+        self.is_check = False  # whether a dry run of the template failed, which all pods share
 
     @property
     def is_transient(self) -> bool:
@@ -915,7 +920,7 @@ class ApiError(Exception):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the response was, so that a write may still take effect. The API server's
+        """Whether the response was lost, so that a write may still take effect. The API server's
         InternalError is a response: most often, a webhook has failed."""
         return self.code == 0 or (self.code >= 500 and self.reason != "InternalError")
 
@@ -1182,7 +1187,8 @@ def without_secrets(text: str) -> str:
 
 # --- The requests ---
 PLUGIN_RUNS = "the kubeconfig's exec plugin is still running; it may be waiting for a login"
-EXEMPT = "which the operator relies on: exempt the pods of this Milvus from that webhook or policy"
+REMOVES = "a webhook or policy removes or changes what the operator relies on"
+EXEMPT = "exempt the pods of this Milvus from it"
 
 
 class Cluster:
@@ -1364,17 +1370,18 @@ class Cluster:
         """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
         options["query_params"] = [("fieldValidation", "Strict")]
         if lacking := lacks(pod, self.request("create", self.pods, pod, body=pod, **options)):
-            text = f"a webhook or policy removes or changes {lacking} of new pods, {EXEMPT}"
+            text = f"{REMOVES}, {lacking} of new pods: {EXEMPT}"
             raise ApiError(422, f"{text}, and delete those that it has changed")
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run, under another name, whether the API server would accept such a pod. It
-        would even if that name is taken or a quota exceeded: the old pod will make room."""
+        """Ask by a dry run, under another name, whether the API server would accept such a pod.
+        A taken name and an exceeded quota do not count: the old pod will make room."""
         metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
         try:
             self.create(pod | {"metadata": metadata}, dry_run="All")
         except ApiError as error:
             if error.reason != "AlreadyExists" and error.why().reason != QUOTA_EXCEEDED:
+                error.is_check = True
                 raise
 
     def delete(self, pod: Obj) -> None:
@@ -1397,8 +1404,7 @@ class Cluster:
         metadata["ownerReferences"] = [owner_reference(milvus)]
         adopted = self.request("patch", self.pods, pod, body={"metadata": metadata})
         if owner_uid(adopted) != uid_of(milvus):
-            lacking = f"the owner reference of pod {name_of(pod)}"
-            text = f"a webhook or policy removes {lacking}, {EXEMPT}"
+            text = f"{REMOVES}, the owner reference of pod {name_of(pod)}: {EXEMPT}"
             raise ApiError(422, text)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
@@ -1426,6 +1432,9 @@ PATIENCE = 15  # seconds of back-off after which no roll waits for a pod that is
 MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
 HEAD_START = 30  # seconds by which a Milvus that was settled comes before those that wait
 STATUS, EVENTS = "status", "events"  # what may back off, besides pods
+
+# The API server's reasons of errors that say that something has changed.
+PASSING_ERRORS = {"Conflict", "NotFound", "AlreadyExists"}
 
 # What a pass counts; the log shows those that are WRITTEN.
 CLAIM_CREATED, STATUS_UPDATED, CONFLICT = "claim(s) created", "status update(s)", "conflict(s)"
@@ -1465,8 +1474,8 @@ class Memory:
     def forget(
         self, todo: Mapping[int | str, str], later: Collection[int | str], now: float
     ) -> None:
-        """Forget what is no longer to do. Of what may be to do again later, keep how long it backs
-        off but, once that time is over, not why."""
+        """Forget what need not be done any more. If it may have to be done later, keep how long it
+        backs off but, once that time is over, not why."""
         kept = dict[int | str, BackOff]()
         for key, back_off in self.back_offs.items():
             if todo.get(key) == back_off.what or (key in later and now < back_off.until):
@@ -1556,7 +1565,7 @@ class Operator:
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_alive(self) -> bool:
-        """Whether the loop makes progress. It does if the server is down: requests time out."""
+        """Whether the loop makes progress: even if the server is down, as requests time out."""
         idle = self.clock() - max(self.progressed, self.cluster.answered)
         return idle < max(self.interval, 30) + self.cluster.timeout + 10
 
@@ -1811,10 +1820,9 @@ class Operator:
     def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
         """Whether something has changed, so that the next pass decides anew. A second time in a
         row, it is a failure like any other, unless a lost delete has succeeded."""
-        passing = ("Conflict", "NotFound", "AlreadyExists")
         before = job.memory.back_offs.get(key)
         is_second = before and not (before.lost and error.reason == "NotFound")
-        if error.reason not in passing or is_second:
+        if error.reason not in PASSING_ERRORS or is_second:
             return False
         job.memory.back_offs[key] = BackOff(why=Reason(PENDING), what=what)
         job.changed = True
@@ -1850,13 +1858,13 @@ class Operator:
             raise error
 
     def name_is_taken(self, job: Job, pod: Obj, ordinal: int) -> None:
-        """Raise what it means that there is a pod of this name, which the lists do not show."""
+        """Raise the error for a pod of this name that the lists do not show."""
         before = job.memory.back_offs.get(ordinal, NEVER_FAILED).why
         is_ours = owner_uid(pod) == uid_of(job.milvus) or template_hash_of(pod)
-        if before.reason == INVALID and is_ours:
-            raise ApiError(422, before.message)  # it still lacks what admission has removed
         if is_ending(pod):
             raise ApiError(409, f"pod {name_of(pod)} is being deleted", PENDING)
+        if before.reason == INVALID and is_ours:
+            raise ApiError(422, before.message)  # it still lacks what admission has removed
         if conflict := conflict_with(job.milvus, job.spec, pod):
             raise ApiError(403, conflict.message, NAME_CONFLICT)
         raise ApiError(409, "a pod of this name existed a moment ago", "Conflict")
@@ -1876,14 +1884,11 @@ class Operator:
         memory = job.memory
         back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
-        if error.is_lost and is_ready(action.pod):
+        if error.is_lost and not error.is_check and is_ready(action.pod):
             memory.leaving[uid_of(action.pod)] = self.clock() + MAX_REQUEST
-        reason = back_off.why.reason
-        is_accepted = memory.accepted == job.spec.template_hash
-        is_check = action.verb == "replace" and reason == INVALID and not is_accepted
-        if reason in (INVALID, FORBIDDEN):
-            memory.accepted = ""
-        if error.resource == "pods" and (error.outage or reason == QUOTA_EXCEEDED or is_check):
+        memory.accepted = ""
+        is_quota = back_off.why.reason == QUOTA_EXCEEDED
+        if error.is_check or (error.resource == "pods" and (error.outage or is_quota)):
             for other in job.actions:
                 if other.verb == action.verb:
                     memory.back_offs[other.ordinal] = back_off
@@ -1897,11 +1902,15 @@ class Operator:
                 problems[pod_name(milvus, key)] = back_off.why
         status = status_of(milvus, job.spec, job.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]
+        was_failed = memory.state == "failed"
         memory.state = "ready" if ready["status"] == "True" else "progressing"
         memory.unreported = math.inf
         present = mapping(milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
             memory.back_offs.pop(STATUS, None)
+            if reconciled["status"] == "False" and not was_failed:  # an earlier operator wrote it
+                text = f"{reconciled['reason']}: {reconciled['message']}"
+                tell(logging.WARNING, milvus, f"milvus {full_name(milvus)}: {text}")
         elif not memory.waits(STATUS, self.clock()):
             _, error = attempt(self.cluster.patch_status, milvus, status)
             self.record_status(job, error, reconciled)
@@ -1917,10 +1926,11 @@ class Operator:
             self.outcomes.append(STATUS_UPDATED)
             self.tell_condition(job, reconciled)
         elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
-            if error.code == 404:  # only an older CRD has Milvus without a status
+            is_first = not memory.back_offs.get(STATUS, NEVER_FAILED).delay
+            if error.code == 404 and "status" not in milvus:  # as under an older CRD
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
-            elif not memory.back_offs.get(STATUS, NEVER_FAILED).delay and not error.outage:
+            elif is_first and not error.outage and error.reason not in PASSING_ERRORS:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())
@@ -2250,7 +2260,7 @@ def main(
     MILVUS_OPERATOR_INTERVAL=10.
     """
     if namespaces and all_namespaces:
-        text = "-A/--all-namespaces can't be combined with -n/--namespace"
+        text = "-A/--all-namespaces cannot be combined with -n/--namespace"
         raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
     start_log(options["verbose"], options["log_format"])
     workers = options["workers"]

@@ -382,10 +382,14 @@ def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: 
 
 
 @pytest.mark.parametrize(
-    "passing", ["x-0 ending", "x-0 starting", "x-0 old", "x-2", "x-3", "x-0 old starting"]
+    "passing",
+    ["x-0 ending", "x-0 starting", "x-0 unready", "x-0 old", "x-2", "x-3", "x-0 old starting"],
 )
 def test_a_real_problem_is_shown_before_one_that_will_pass(passing: str) -> None:
-    found = conditions(milvus(3), [*pods(passing), running(WAITING)])
+    unready = told("Running", "Ready False ContainersNotReady")
+    unready["metadata"]["name"] = "x-0"
+    there = [unready] if passing == "x-0 unready" else pods(passing)
+    found = conditions(milvus(3), [*there, running(WAITING)])
     assert found["Ready"][1] == "ImagePullBackOff"
 
 

@@ -296,6 +296,21 @@ def test_a_pod_that_admission_changes_is_reported_and_backs_off(
     assert world.reason() == world.reason(kind="Stalled") == why
 
 
+def test_a_changed_pod_that_is_being_deleted_is_waited_for() -> None:
+    world = World(milvus("x"))
+    world.server.when("create", "pods", lambda one: one.body["metadata"]["labels"].clear())
+    world.passes(100)
+    assert "delete those that it has changed" in world.message()
+    world.server.rules.clear()
+    world.server.run_pods()
+    world.remove("pods", "x-0", grace=60)
+    world.run(300)
+    assert world.reason() == "Reconciled"
+    world.server.finish_deletions()
+    world.run(31)
+    assert world.pods() == ["x-0"]
+
+
 # --- Statuses ---
 def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -> None:
     world = at_rest(milvus("a"), milvus("b"))
@@ -324,6 +339,22 @@ def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -
 
 
 # --- What goes away meanwhile is no failure ---
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_milvus_that_changes_while_its_status_is_written_is_no_failure(is_deleted: bool) -> None:
+    world = at_rest(milvus("x"))
+    rule = world.server.when(
+        "patch",
+        "milvuses/status",
+        lambda _: world.patch("milvuses", "x", annotations={"hits": str(rule.hits)}),
+    )
+    world.server.set_pod("x-0", ready=False)
+    world.passes()
+    if is_deleted:
+        world.server.when("patch", "milvuses/status", lambda _: world.remove("milvuses", "x"))
+    world.passes(2)
+    assert world.troubles == []
+
+
 def test_a_pod_that_is_gone_meanwhile_is_no_failure() -> None:
     world = at_rest(milvus("x", replicas=2))
     gone = lambda one: world.remove("pods", one.name)  # noqa: E731

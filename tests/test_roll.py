@@ -81,22 +81,25 @@ def test_an_ordinal_that_a_stranger_holds_does_not_block_a_roll(listed: bool) ->
     assert world.uid("x-1") == stranger
 
 
-def test_a_template_that_the_server_refuses_costs_no_pod_and_is_told_once() -> None:
+@pytest.mark.parametrize(("code", "why"), [(422, "Invalid"), (403, "Forbidden")])
+def test_a_template_that_the_server_refuses_costs_no_pod_and_is_told_once(
+    code: int, why: str
+) -> None:
     """The server quotes the name of the pod that it was asked about."""
     world = at_rest(milvus("x", replicas=3))
     before = world.uids()
 
     def refuse(request: Request) -> HTTPResponse:
-        return answer(422, Refused(422, "Invalid", f"{request.name} is invalid").status)
+        return answer(code, Refused(code, why, f"{request.name} is bad").status)
 
     rule = world.server.when("create", "pods", refuse)
     world.change("x", pod={"spec": {"nonsense": 1}})
     world.passes(10)
     assert world.uids() == before
     assert deleted(world) == []
-    assert world.reason(kind="Stalled") == "Invalid"
+    assert world.reason(kind="Stalled") == why
     assert rule.hits == 3, "at 0, 10 and 30 s"
-    assert world.troubles == ["milvus test/x: Invalid: x-2-check is invalid"]
+    assert world.troubles == [f"milvus test/x: {why}: x-2-check is bad"]
     assert all(request.dry_run for request in world.requests("create", "pods"))
     world.server.rules.clear()
     world.change("x", pod={"spec": {"sense": 1}})
@@ -104,13 +107,13 @@ def test_a_template_that_the_server_refuses_costs_no_pod_and_is_told_once() -> N
     assert deleted(world) == ["x-2", "x-1", "x-0"]
 
 
-@pytest.mark.parametrize("code", [403, 422])
-def test_a_template_that_is_refused_later_is_asked_about_again(code: int) -> None:
+@pytest.mark.parametrize(("code", "why"), [(403, ""), (422, ""), (500, "InternalError")])
+def test_a_template_that_is_refused_later_is_asked_about_again(code: int, why: str) -> None:
     world = at_rest(milvus("x", replicas=2))
     world.change("x", image="milvus:2")
     world.passes()
     world.server.finish_deletions()
-    world.server.refuse("create", "pods", code, "no longer")
+    world.server.refuse("create", "pods", code, "no longer", why)
     world.passes()
     world.server.set_pod("x-0", ready=False)
     world.passes(20)
@@ -190,6 +193,23 @@ def test_a_rollback_takes_no_ready_pod_while_a_delete_may_still_take_effect() ->
     assert deleted(world) == ["x-1"]
     world.settle()
     assert world.images() == ["milvus:1"] * 3
+
+
+def test_a_rollback_does_not_wait_because_a_check_got_no_answer() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.passes()
+    world.server.run_pods()
+    world.forget()
+    world.operator = world.new_operator()  # it does not know that the template was accepted
+    world.server.fault("create", "pods", "timeout")
+    world.passes()
+    world.server.rules.clear()
+    world.change("x", image="milvus:1")
+    world.passes(2)
+    assert deleted(world) == ["x-1"]
 
 
 def test_neither_a_refused_check_nor_a_probe_hides_that_a_delete_may_still_take_effect() -> None:

@@ -44,16 +44,19 @@ def test_events_tell_the_story() -> None:
     assert types == {"Warning"}
 
 
-def test_a_restarted_operator_does_not_repeat_what_the_condition_says() -> None:
+def test_a_restarted_operator_tells_a_problem_again_in_its_log_but_writes_nothing() -> None:
     text = "this is milvus spec"
     world = World(milvus("x", milvusSpec=text), milvus("bad", milvusSpec="proxy.port: 1"))
-    for _ in range(3):
+    for _ in range(2):
         world.passes(3)
         world.operator = world.new_operator()
+    before = world.writes()
+    assert not world.operator.run_once()
+    assert world.writes() == before
     reasons = [event.partition(":")[0] for event in world.events()]
     assert sorted(reasons) == ["Created", "Invalid", "SpecIsText"]
-    for said in ("x: SpecIsText", "bad: Invalid"):
-        assert sum(f"milvus test/{said}" in line for line in world.log) == 1
+    for said, times in (("x: SpecIsText", 1), ("bad: Invalid", 3)):
+        assert sum(f"milvus test/{said}" in line for line in world.log) == times
     assert not any(text in line for line in (*world.log, *world.events()))
 
 

@@ -117,7 +117,7 @@ def main() -> int:
 
 `make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,
 whose result may depend on the Python, the packages or the API server. `make test-all` runs all
-tests on one Python. Only kube-apiserver has an older version; the rest is always the newest.
+tests on one Python. Of the control plane, only kube-apiserver is ever older.
 
 {fingerprint.line()}
 
