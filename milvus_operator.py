@@ -1460,7 +1460,7 @@ class Memory:
 
     def back_off(self, key: int | str, error: ApiError, now: float, what: str = "") -> BackOff:
         """Back off after an error: for longer than the last time."""
-        if self.waits(key, now):  # since it began, another worker has failed alike
+        if what and self.waits(key, now):  # since it began, another worker has failed alike
             return self.back_offs[key]
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
@@ -1926,8 +1926,10 @@ class Operator:
             self.outcomes.append(STATUS_UPDATED)
             self.tell_condition(job, reconciled)
         elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
-            is_first = not memory.back_offs.get(STATUS, NEVER_FAILED).delay
-            if error.code == 404 and "status" not in milvus:  # as under an older CRD
+            before = memory.back_offs.get(STATUS, NEVER_FAILED)
+            is_first = not before.delay or before.why.reason == PENDING
+            # A Milvus that was listed again is there: the CRD is an older one.
+            if error.code == 404 and ("status" not in milvus or not is_first):
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
             elif is_first and not error.outage and error.reason not in PASSING_ERRORS:

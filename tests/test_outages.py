@@ -146,3 +146,16 @@ def test_an_unforeseen_error_about_one_milvus_delays_no_other(
     assert "hunter2" not in "".join(world.log)
     assert world.reason() == reason
     assert metric("milvuses", state="failed") == 1
+
+
+def test_an_unforeseen_error_is_told_although_the_status_backs_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = at_rest(milvus("x"))
+    world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook")
+    world.change("x", replicas=2)
+    world.passes(4)
+    monkeypatch.setattr(mo, "spec_of", Mock(side_effect=KeyError))
+    world.server.set_pod("x-0", ready=False)
+    world.passes(2)
+    assert world.troubles[-1].endswith(": please report this bug")

@@ -314,7 +314,7 @@ def test_a_changed_pod_that_is_being_deleted_is_waited_for() -> None:
 # --- Statuses ---
 def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -> None:
     world = at_rest(milvus("a"), milvus("b"))
-    only = {"name": "a", "times": 1}
+    only = {"name": "a", "times": 2}
     world.server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", **only)
     rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook", name="a")
     good = metric("passes_total", result="success")
@@ -336,6 +336,16 @@ def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -
     world.settle()
     assert world.status("a")["observedGeneration"] == 3
     assert metric("milvuses", state="failed") == 0
+
+
+def test_a_crd_that_no_longer_has_the_status_subresource_is_told_once() -> None:
+    world = at_rest(milvus("x"))
+    world.server.refuse("patch", "milvuses/status", 404, "not found", "NotFound")
+    world.change("x", replicas=2)
+    world.passes(20)
+    assert world.pods() == ["x-0", "x-1"]
+    advice = "update it with `kubectl apply -f crd.yaml`"
+    assert world.troubles == [f"the CRD has no status subresource: {advice}"]
 
 
 # --- What goes away meanwhile is no failure ---
