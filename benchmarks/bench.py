@@ -1,6 +1,6 @@
 """Measures the operator against a floor, bare requests and its peers, in one run on one machine.
 
-    make bench                            # everything, an hour or more on two cores
+    make bench                            # everything, about an hour on two cores
     make bench ARGS=quiet                 # only the rows whose function name begins with this
     make bench ARGS="--against old.py"    # also compared with another version of milvus_operator.py
 
@@ -48,7 +48,7 @@ TOP = HERE.parent
 OURS = TOP / "milvus_operator.py"
 ROUNDS = 3
 MANY = 1000  # Milvus resources, of three pods each; or the pods of one
-SIZES = (100, 300, 1000, 10000)  # how many Milvus resources there are in quiet passes
+SIZES = (100, 300, 1000, 3000)  # how many Milvus resources there are in quiet passes
 SHARES = (0.05, 0.25, 0.45)  # of a burst that are created when something else is changed
 REST = 20  # intervals in which the requests of a quiet cluster are counted
 TICKS = os.sysconf("SC_CLK_TCK")
