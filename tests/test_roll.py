@@ -12,6 +12,18 @@ from tests.lib.front import Refused, Request, answer
 from tests.lib.world import World, at_rest, milvus, pod
 
 
+def after_one_step(replicas: int) -> World:
+    """The highest pod of x is Ready with the new template, the others still have the old one."""
+    world = at_rest(milvus("x", replicas=replicas))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.passes()
+    world.server.run_pods()
+    world.forget()
+    return world
+
+
 def deleted(world: World) -> list[str]:
     return world.names("delete", "pods")
 
@@ -179,13 +191,7 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_taken(answer
 
 def test_a_rollback_takes_no_ready_pod_while_a_delete_may_still_take_effect() -> None:
     """The pod of that delete is up to date again. A request lives for a minute at most."""
-    world = at_rest(milvus("x", replicas=3))
-    world.change("x", image="milvus:2")
-    world.passes()
-    world.server.finish_deletions()
-    world.passes()
-    world.server.run_pods()
-    world.forget()
+    world = after_one_step(3)
     world.server.fault("delete", "pods", "timeout", name="x-1")
     world.passes()
     world.change("x", image="milvus:1")
@@ -196,13 +202,7 @@ def test_a_rollback_takes_no_ready_pod_while_a_delete_may_still_take_effect() ->
 
 
 def test_a_rollback_does_not_wait_because_a_check_got_no_answer() -> None:
-    world = at_rest(milvus("x", replicas=2))
-    world.change("x", image="milvus:2")
-    world.passes()
-    world.server.finish_deletions()
-    world.passes()
-    world.server.run_pods()
-    world.forget()
+    world = after_one_step(2)
     world.operator = world.new_operator()  # it does not know that the template was accepted
     world.server.fault("create", "pods", "timeout")
     world.passes()
