@@ -106,8 +106,15 @@ CLAIM_TERMINATING, NAMESPACE_TERMINATING = "ClaimTerminating", "NamespaceTermina
 PENDING = "Pending"
 WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING, PENDING}
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
-PASSING = {"Creating", "ContainerCreating", "PodInitializing", "Pending", "Updating", "Terminating"}
-PASSING |= {"ContainersNotReady"}  # its containers run, and may still be starting
+PASSING = {
+    "Creating",
+    "Pending",
+    "ContainerCreating",
+    "PodInitializing",
+    "ContainersNotReady",  # they run, and may still be starting
+    "Updating",
+    "Terminating",
+}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
@@ -714,11 +721,12 @@ class BackOff(NamedTuple):
     outage: str = ""
     what: str = ""  # the kind of write to a pod that failed: one of DONE's values
     lost: bool = False  # whether its response was, so that the write may still take effect
+    conflicts: int = 0  # in a row
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
         delay = min(max(2 * self.delay, first), most)
-        return BackOff(now + delay, delay)
+        return BackOff(now + delay, delay, conflicts=self.conflicts)
 
 
 NEVER_FAILED = BackOff()
@@ -1163,7 +1171,11 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file)
+        try:  # without a password, OpenSSL would ask for one on the terminal
+            tls.load_cert_chain(settings.cert_file, settings.key_file, password="")
+        except ssl.SSLError:
+            text = "its client certificate and key are encrypted, incomplete, or do not match"
+            raise OSError(text) from None
     proxy = urllib3.util.parse_url(settings.proxy or "")
     if proxy.auth and proxy.scheme in ("http", "https"):
         auth = urllib.parse.unquote(proxy.auth)
@@ -1427,6 +1439,7 @@ MAX_ACTING = 10  # seconds from the start of a pass, or an interval, in which it
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
+MAX_CONFLICTS = 5  # of one write, in a row; then it backs off like any other that fails
 MAX_REQUEST = 60  # seconds after which the API server drops a request, by default
 PATIENCE = 15  # seconds of back-off after which no roll waits for a pod that is not Ready
 MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
@@ -1464,11 +1477,9 @@ class Memory:
             return self.back_offs[key]
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
-        why = error.why()
-        if error.reason == "Conflict" and back_off.delay < most:
-            why = Reason(PENDING)  # it usually passes
-        back_off = back_off._replace(why=why, outage=error.outage, what=what, lost=error.is_lost)
-        self.back_offs[key] = back_off
+        self.back_offs[key] = back_off = back_off._replace(
+            why=error.why(), outage=error.outage, what=what, lost=error.is_lost
+        )
         return back_off
 
     def forget(
@@ -1818,13 +1829,14 @@ class Operator:
             self.record_failure(job, action, error)
 
     def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
-        """Whether something has changed, so that the next pass decides anew. A second time in a
-        row, it is a failure like any other, unless a lost delete has succeeded."""
-        before = job.memory.back_offs.get(key)
-        is_second = before and not (before.lost and error.reason == "NotFound")
-        if error.reason not in PASSING_ERRORS or is_second:
+        """Whether something has changed, so that the next pass decides anew. After several in a
+        row, it is a failure like any other."""
+        before = job.memory.back_offs.get(key, NEVER_FAILED)
+        if error.reason not in PASSING_ERRORS or before.conflicts >= MAX_CONFLICTS:
             return False
-        job.memory.back_offs[key] = BackOff(why=Reason(PENDING), what=what)
+        job.memory.back_offs[key] = before._replace(
+            until=-math.inf, what=what, lost=False, conflicts=before.conflicts + 1
+        )
         job.changed = True
         self.outcomes.append(CONFLICT)
         return True
@@ -1926,13 +1938,11 @@ class Operator:
             self.outcomes.append(STATUS_UPDATED)
             self.tell_condition(job, reconciled)
         elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
-            before = memory.back_offs.get(STATUS, NEVER_FAILED)
-            is_first = not before.delay or before.why.reason == PENDING
-            # A Milvus that was listed again is there: the CRD is an older one.
-            if error.code == 404 and ("status" not in milvus or not is_first):
+            is_new = memory.back_offs.get(STATUS, NEVER_FAILED).why != error.why()
+            if error.code == 404:  # the Milvus is there: it was listed again
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
-            elif is_first and not error.outage and error.reason not in PASSING_ERRORS:
+            elif is_new and not error.outage and error.reason not in PASSING_ERRORS:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())

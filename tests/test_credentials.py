@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from kubernetes.config import incluster_config
 
 import milvus_operator as mo
@@ -266,6 +267,20 @@ def test_a_client_certificate_and_an_authority_that_are_renewed_are_used_in_the_
     assert make_pass(operator)
     assert {*(tmp_path / "server").iterdir()} == before, "the key is not left in a temporary file"
     api.close()
+
+
+def test_a_client_key_that_is_encrypted_or_of_another_certificate_is_named(tmp_path: Path) -> None:
+    """Else OpenSSL would ask for a password on the terminal."""
+    _, key = certificate(tmp_path / "user")
+    user = {"client-certificate": str(tmp_path / "user/crt"), "client-key": str(tmp_path / "key")}
+    file = write_kubeconfig(tmp_path / "config", NOWHERE, user)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    encrypted = key.private_bytes(pem, form, serialization.BestAvailableEncryption(b"secret"))
+    new_key(tmp_path / "key")
+    for content in ((tmp_path / "key").read_bytes(), encrypted, b""):
+        (tmp_path / "key").write_bytes(content)
+        with pytest.raises(mo.Unusable, match="key are encrypted, incomplete, or do not match"):
+            mo.connect(file, 1, None)
 
 
 # --- Connections ---
