@@ -1477,9 +1477,9 @@ class Memory:
             return self.back_offs[key]
         first, most = (1, 30) if error.is_transient else (10, 300)
         back_off = self.back_offs.get(key, NEVER_FAILED).longer(first, most, now)
-        self.back_offs[key] = back_off = back_off._replace(
-            why=error.why(), outage=error.outage, what=what, lost=error.is_lost
-        )
+        why = error.why()
+        back_off = back_off._replace(why=why, outage=error.outage, what=what, lost=error.is_lost)
+        self.back_offs[key] = back_off
         return back_off
 
     def forget(
@@ -1834,9 +1834,8 @@ class Operator:
         before = job.memory.back_offs.get(key, NEVER_FAILED)
         if error.reason not in PASSING_ERRORS or before.conflicts >= MAX_CONFLICTS:
             return False
-        job.memory.back_offs[key] = before._replace(
-            until=-math.inf, what=what, lost=False, conflicts=before.conflicts + 1
-        )
+        again = before._replace(what=what, conflicts=before.conflicts + 1)
+        job.memory.back_offs[key] = again
         job.changed = True
         self.outcomes.append(CONFLICT)
         return True

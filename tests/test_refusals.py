@@ -64,6 +64,19 @@ def test_what_fails_is_tried_after_longer_and_longer(
     assert world.condition("x", "Stalled") == {}
 
 
+def test_what_is_refused_stays_told_while_a_try_meets_a_conflict() -> None:
+    world = World(milvus("x"))
+    refused = world.server.refuse("create", "pods", 403, "no")
+    world.passes(2)
+    world.server.rules.remove(refused)
+    world.server.refuse("create", "pods", 409, "modified", "Conflict", times=1)
+    world.server.rules.append(refused)
+    world.passes(8)
+    assert world.times("create", "pods") == [10, 5, 20]
+    assert world.reason() == "Forbidden"
+    assert world.troubles == ["milvus test/x: Forbidden: no"]
+
+
 def test_a_late_refusal_of_an_earlier_spec_is_not_told_of_the_corrected_one() -> None:
     world = World(milvus("x", image="bad"))
     with world.hanging("create", "pods"):
