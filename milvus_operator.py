@@ -1038,6 +1038,10 @@ def slim_pod(pod: Obj) -> Obj:
 
 
 # --- The connection ---
+PLUGIN_RUNS = "the kubeconfig's exec plugin is still running; it may be waiting for a login"
+PLUGIN_FAILED = "the kubeconfig's exec plugin failed; its own words are above"
+
+
 class Unusable(click.ClickException):
     """There is no usable configuration."""
 
@@ -1076,7 +1080,10 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     except urllib3.exceptions.LocationParseError:  # its text may hold a part of a password
         text = "its server or the proxy is not a valid URL"
         raise Unusable(f"cannot use {source}: {text}") from None
-    except (ConfigException, OSError, yaml.YAMLError, urllib3.exceptions.HTTPError) as error:
+    except yaml.YAMLError as error:  # its text may quote a password
+        where = str(getattr(error, "problem_mark", "")).strip()
+        raise Unusable(f"cannot use {source}: it is not valid YAML {where}") from None
+    except (ConfigException, OSError, urllib3.exceptions.HTTPError) as error:
         text = without_secrets(" ".join(str(error).split()))
         raise Unusable(f"cannot use {source}: {text}") from None
     except Exception:  # a malformed file may raise anything in the loader
@@ -1115,7 +1122,7 @@ def from_kubeconfig(
         user = mapping(named.value.get("user")) if named else {}
         if any(key.startswith("as") for key in user):
             raise Unusable(f"cannot use {names}: impersonation (`as`) is not supported")
-        if hasattr(loader, "proxy"):
+        if getattr(loader, "proxy", None):
             settings.no_proxy = None  # as in kubectl, proxy-url comes first
         else:
             settings.proxy = environment_proxy(settings.host)
@@ -1124,13 +1131,16 @@ def from_kubeconfig(
             files.append(os.path.join(os.path.dirname(named.path), user["tokenFile"]))
         lasting = [file for file in files if file and not file.startswith(folder)]
         expiry = getattr(loader, "expiry", None)
+        complaint = " ".join(record.getMessage() for record in said.buffer)
+        if "'NoneType'" in complaint:  # on a terminal, the loader does not read what a plugin says
+            complaint = PLUGIN_FAILED
         return Connection(
             new_client(settings, connections),
             here.safe_get("namespace") or "default",
             context,
             contents_of(lasting),
             expiry.timestamp() if expiry else math.inf,
-            without_secrets(" ".join(record.getMessage() for record in said.buffer)),
+            without_secrets(complaint),
         )
 
 
@@ -1198,7 +1208,6 @@ def without_secrets(text: str) -> str:
 
 
 # --- The requests ---
-PLUGIN_RUNS = "the kubeconfig's exec plugin is still running; it may be waiting for a login"
 REMOVES = "a webhook or policy removes or changes what the operator relies on"
 EXEMPT = "exempt the pods of this Milvus from it"
 
@@ -1740,7 +1749,8 @@ class Operator:
     def stuck(self, job: Job) -> set[str]:
         """The names of pods for which a roll does not wait: others hold them, or the API server has
         rejected for a while what is to be done about them."""
-        stuck = {*job.conflicts}
+        mine = members(job.milvus, job.pods).values()
+        stuck = job.conflicts.keys() - {*map(name_of, mine)}
         present = {name_of(pod) for pod in job.pods if not is_ending(pod)}
         for key, back_off in job.memory.back_offs.items():
             name = f"{name_of(job.milvus)}-{key}"
@@ -1895,7 +1905,8 @@ class Operator:
         memory = job.memory
         back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
-        if error.is_lost and not error.is_check and is_ready(action.pod):
+        is_delete = back_off.what == "deleted" and not error.is_check
+        if is_delete and error.is_lost and is_ready(action.pod):
             memory.leaving[uid_of(action.pod)] = self.clock() + MAX_REQUEST
         memory.accepted = ""
         is_quota = back_off.why.reason == QUOTA_EXCEEDED

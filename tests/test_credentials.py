@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pty
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -202,6 +205,16 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
     assert process.log.count("ERROR") == 1
 
 
+def test_on_a_terminal_a_plugin_that_fails_speaks_for_itself(api: Api, tmp_path: Path) -> None:
+    api.accept("good")
+    _, terminal = pty.openpty()
+    command = [sys.executable, mo.__file__, "--once", "--kubeconfig"]
+    command.append(api.kubeconfig(Plugin(tmp_path).user))
+    done = subprocess.run(command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE)
+    said = r"today .* rejects the credentials: the .* plugin failed; its own words are above\n"
+    assert re.search(said, done.stderr.decode(), re.DOTALL)
+
+
 # --- Certificates ---
 AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig
 ANOTHER: Obj = {"certificate_authority": "another/crt"}
@@ -315,20 +328,25 @@ OURS, OTHER = "http://127.0.0.1:8080", "http://127.0.0.1:1"
         (OURS, {"NO_PROXY": "localhost,127.0.0.1,10.0.0.0/8"}, OURS),
         (OURS, {"HTTPS_PROXY": OTHER}, OURS),
         ("", {"HTTPS_PROXY": OURS}, OURS),
-        ("", {"HTTPS_PROXY": "127.0.0.1:8080"}, OURS),
-        ("", {"HTTPS_PROXY": OURS, "NO_PROXY": "example.test"}, None),
-        ("", {"HTTP_PROXY": OURS}, None),
-        ("", {"ALL_PROXY": OURS}, None),
-        ("", {"ALL_PROXY": "socks5://127.0.0.1:1"}, None),
+        (None, {"HTTPS_PROXY": OURS}, OURS),
+        (None, {"HTTPS_PROXY": "127.0.0.1:8080"}, OURS),
+        (None, {"HTTPS_PROXY": OURS, "NO_PROXY": "example.test"}, None),
+        (None, {"HTTP_PROXY": OURS}, None),
+        (None, {"ALL_PROXY": OURS}, None),
+        (None, {"ALL_PROXY": "socks5://127.0.0.1:1"}, None),
     ],
 )
 def test_proxies_are_used_as_by_kubectl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, env: dict[str, str], used: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str | None,
+    env: dict[str, str],
+    used: str | None,
 ) -> None:
     """But none of the environment for this machine."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    cluster: Obj = {"proxy_url": url} if url else {}
+    cluster: Obj = {} if url is None else {"proxy_url": url}
     for host in ("api.example.test", "localhost", "127.0.0.1:6443", "[::1]:6443"):
         file = write_kubeconfig(tmp_path / "config", f"https://{host}", **cluster)
         proxy = getattr(mo.connect(file, 1, None).api.rest_client.pool_manager, "proxy", None)

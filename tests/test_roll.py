@@ -262,6 +262,29 @@ def test_a_broken_pod_or_an_orphan_that_is_refused_for_ever_holds_up_a_roll_for_
     assert world.images() == ["milvus:2", "milvus:1", "milvus:2"]
 
 
+def test_a_new_pod_that_lost_a_label_is_waited_for_like_any_other() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.passes()
+    world.patch("pods", "x-2", labels={mo.INSTANCE_LABEL: None})
+    world.passes(3)
+    assert deleted(world) == ["x-2"]
+    world.server.run_pods()
+    world.passes()
+    assert deleted(world) == ["x-2", "x-1"]
+
+
+def test_a_pod_whose_adoption_may_have_been_lost_is_not_about_to_leave() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.patch("pods", "x-0", ownerReferences=None)
+    world.server.fault("patch", "pods", "timeout", after=True, times=1)
+    world.change("x", image="milvus:2")
+    world.passes(4)
+    assert deleted(world) == ["x-2"]
+
+
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:
     """It was not Ready in the lists, so it was to go beside a Ready one."""
     world = at_rest(milvus("x", replicas=2))
