@@ -1478,6 +1478,7 @@ class Memory:
     since: float = math.inf  # when its turn should have come (it waits in another order)
     unreported: float = math.inf  # since when pods have changed without a status (it is written)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
+    told: Reason | None = None  # what was last said of Reconciled (it is logged again)
     news: dict[tuple[str, str, bool], list[str]] = field(default_factory=dict)  # events (none)
 
     def back_off(self, key: int | str, error: ApiError, now: float, what: str = "") -> BackOff:
@@ -1924,15 +1925,12 @@ class Operator:
                 problems[pod_name(milvus, key)] = back_off.why
         status = status_of(milvus, job.spec, job.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]
-        was_failed = memory.state == "failed"
         memory.state = "ready" if ready["status"] == "True" else "progressing"
         memory.unreported = math.inf
         present = mapping(milvus.get("status"))
         if all(present.get(key) == value for key, value in status.items()):
             memory.back_offs.pop(STATUS, None)
-            if reconciled["status"] == "False" and not was_failed:  # an earlier operator wrote it
-                text = f"{reconciled['reason']}: {reconciled['message']}"
-                tell(logging.WARNING, milvus, f"milvus {full_name(milvus)}: {text}")
+            self.tell_condition(job, reconciled)
         elif not memory.waits(STATUS, self.clock()):
             _, error = attempt(self.cluster.patch_status, milvus, status)
             self.record_status(job, error, reconciled)
@@ -1946,8 +1944,9 @@ class Operator:
         if not error:
             memory.back_offs.pop(STATUS, None)
             self.outcomes.append(STATUS_UPDATED)
-            self.tell_condition(job, reconciled)
-        elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
+        elif "status" in milvus and self.is_conflict(job, STATUS, error):
+            return
+        else:
             is_new = memory.back_offs.get(STATUS, NEVER_FAILED).why != error.why()
             if error.code == 404:  # the Milvus is there: it was listed again
                 advice = "update it with `kubectl apply -f crd.yaml`"
@@ -1956,22 +1955,27 @@ class Operator:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())
+        self.tell_condition(job, reconciled)
 
     def tell_condition(self, job: Job, reconciled: Obj) -> None:
-        """Log a Reconciled condition that is new, and make it an event."""
-        before = condition_of(job.milvus, "Reconciled")
-        reason = reconciled["reason"]
-        message = reconciled["message"]
-        is_same = before.get("reason", RECONCILED) == reason
-        if is_same and before.get("message", message) == message:
+        """Log a Reconciled condition that is new, and make it an event. A failure that an earlier
+        operator has written is logged once more."""
+        memory, listed = job.memory, condition_of(job.milvus, "Reconciled")
+        reason: str = reconciled["reason"]
+        message: str = reconciled["message"]
+        is_warning = reconciled["status"] == "False"
+        written = Reason(listed.get("reason", RECONCILED), listed.get("message", message))
+        told, memory.told = memory.told, Reason(reason, message)
+        before = told or written
+        if before == memory.told and (told or not is_warning):
             return
         text = f"{reason}: {message}"
         if reason == RECONCILED:
-            text = message = f"resolved: {before.get('reason')}"
-        is_warning = reconciled["status"] == "False"
+            text = message = f"resolved: {before.reason}"
         level = logging.WARNING if is_warning else logging.INFO
         tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
-        job.memory.news[reason, message, is_warning] = []
+        if before != memory.told:
+            memory.news[reason, message, is_warning] = []
 
     def write_events(self, job: Job) -> None:
         """Write what is new as events, on which nothing depends."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
@@ -58,6 +60,29 @@ def test_a_restarted_operator_tells_a_problem_again_in_its_log_but_writes_nothin
     for said, times in (("x: SpecIsText", 1), ("bad: Invalid", 3)):
         assert sum(f"milvus test/{said}" in line for line in world.log) == times
     assert not any(text in line for line in (*world.log, *world.events()))
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_problem_is_told_once_though_the_status_cannot_be_written(dry_run: bool) -> None:
+    world = World(milvus("x", replicas=2), dry_run=dry_run)
+    world.server.refuse("patch", "milvuses/status", 403, "denied")
+    world.server.refuse("create", "pods", 422, "no")
+    world.passes(30)
+    assert world.troubles.count("milvus test/x: Invalid: no") == 1
+    assert world.events() == ([] if dry_run else ["Invalid: no"])
+    world.server.rules.clear()
+    world.clock.advance(300)
+    world.passes(2)
+    assert world.log.count("milvus test/x: resolved: Invalid") == 1
+
+
+def test_a_problem_of_a_spec_that_has_been_corrected_meanwhile_is_not_told() -> None:
+    world = World(milvus("x", milvusSpec="proxy.port: 1"))
+    correct = lambda _: world.change("x", milvusSpec=None)  # noqa: E731
+    world.server.when("patch", "milvuses/status", correct, times=1)
+    world.settle()
+    assert world.troubles == []
+    assert world.condition("x", "Ready")["status"] == "True"
 
 
 def test_one_status_is_written_for_what_is_done_at_once_even_if_its_answer_is_lost() -> None:
