@@ -721,7 +721,7 @@ class BackOff(NamedTuple):
     outage: str = ""
     what: str = ""  # the kind of write to a pod that failed: one of DONE's values
     lost: bool = False  # whether its response was, so that the write may still take effect
-    conflicts: int = 0  # in a row
+    conflicts: int = 0  # since it last succeeded
 
     def longer(self, first: float, most: float, now: float) -> BackOff:
         """The next one: `first` seconds, then twice as long each time, up to `most`."""
@@ -1448,7 +1448,7 @@ MAX_ACTING = 10  # seconds from the start of a pass, or an interval, in which it
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 MAX_FAILURES = 8  # of one Milvus in one pass; the next pass goes on
-MAX_CONFLICTS = 5  # of one write, in a row; then it backs off like any other that fails
+MAX_CONFLICTS = 10  # of one write; then it backs off like any other that fails
 MAX_REQUEST = 60  # seconds after which the API server drops a request, by default
 PATIENCE = 15  # seconds of back-off after which no roll waits for a pod that is not Ready
 MAX_PASSES = 1000  # of --once, if someone keeps changing the same objects
@@ -1840,8 +1840,8 @@ class Operator:
             self.record_failure(job, action, error)
 
     def is_conflict(self, job: Job, key: int | str, error: ApiError, what: str = "") -> bool:
-        """Whether something has changed, so that the next pass decides anew. After several in a
-        row, it is a failure like any other."""
+        """Whether something has changed, so that the next pass decides anew. After several, it is a
+        failure like any other."""
         before = job.memory.back_offs.get(key, NEVER_FAILED)
         if error.reason not in PASSING_ERRORS or before.conflicts >= MAX_CONFLICTS:
             return False
@@ -1944,10 +1944,10 @@ class Operator:
         if not error:
             memory.back_offs.pop(STATUS, None)
             self.outcomes.append(STATUS_UPDATED)
-        elif "status" in milvus and self.is_conflict(job, STATUS, error):
-            return
-        else:
-            is_new = memory.back_offs.get(STATUS, NEVER_FAILED).why != error.why()
+            self.tell_condition(job, reconciled)
+        elif "status" not in milvus or not self.is_conflict(job, STATUS, error):
+            before = memory.back_offs.get(STATUS, NEVER_FAILED).why
+            is_new = before.reason != error.why().reason
             if error.code == 404:  # the Milvus is there: it was listed again
                 advice = "update it with `kubectl apply -f crd.yaml`"
                 error.outage = f"the CRD has no status subresource: {advice}"
@@ -1955,7 +1955,8 @@ class Operator:
                 text = f"cannot write the status of milvus {full_name(milvus)}: {error}"
                 tell(logging.WARNING, milvus, text)
             memory.back_off(STATUS, error, self.clock())
-        self.tell_condition(job, reconciled)
+            if not error.is_transient:  # else it is told when it has been written
+                self.tell_condition(job, reconciled)
 
     def tell_condition(self, job: Job, reconciled: Obj) -> None:
         """Log a Reconciled condition that is new, and make it an event. A failure that an earlier
@@ -1974,7 +1975,7 @@ class Operator:
             text = message = f"resolved: {before.reason}"
         level = logging.WARNING if is_warning else logging.INFO
         tell(level, job.milvus, f"milvus {full_name(job.milvus)}: {text}")
-        if before != memory.told:
+        if written != memory.told:
             memory.news[reason, message, is_warning] = []
 
     def write_events(self, job: Job) -> None:

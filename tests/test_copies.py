@@ -106,8 +106,11 @@ class Run:
 
     def judge(self, request: Request) -> None:
         """What must never be, judged when a delete arrives."""
-        if "uid" not in (request.body.get("preconditions") or {}):
+        preconditions = request.body.get("preconditions") or {}
+        if "uid" not in preconditions:
             self.harm.append(f"delete of {request.name} without a UID")
+        if "resourceVersion" in preconditions:
+            return  # it was not Ready in the lists; if it is by now, the server refuses
         ready = {mo.name_of(pod) for pod in self.world.server.all_of("pods") if mo.is_ready(pod)}
         self.down -= ready
         if request.name in self.wanted & ready:

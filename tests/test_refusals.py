@@ -36,9 +36,9 @@ NO_EVENTS = (
         (503, "", FAILED, "APIError"),
         (403, "NameConflict", REFUSED, "Forbidden"),  # our own words, from a webhook
         (422, "Pending", REFUSED, "Invalid"),
-        # What may have changed meanwhile is tried again in the next pass, five times.
-        (404, "NotFound", [10] * 5 + REFUSED[:-1], "APIError"),
-        (409, "Conflict", [1] * 5 + FAILED[:-1], "APIError"),
+        # What may have changed meanwhile is tried again in the next pass, ten times.
+        (404, "NotFound", [10] * 10 + REFUSED[:-1], "APIError"),
+        (409, "Conflict", [1] * 10 + FAILED[:-1], "APIError"),
     ],
 )
 def test_what_fails_is_tried_after_longer_and_longer(

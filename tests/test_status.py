@@ -76,6 +76,28 @@ def test_a_problem_is_told_once_though_the_status_cannot_be_written(dry_run: boo
     assert world.log.count("milvus test/x: resolved: Invalid") == 1
 
 
+def test_while_no_status_can_be_written_one_line_says_so() -> None:
+    world = at_rest(milvus("x"))
+    world.change("x", replicas=2)
+    world.server.fault("create", "pods", "reset")
+    for words in ("not now", "nor now"):
+        rule = world.server.refuse("patch", "milvuses/status", 503, words)
+        world.passes(5)
+        world.server.rules.remove(rule)
+    assert world.troubles == ["cannot write the status of milvus test/x: not now"]
+
+
+def test_of_two_copies_one_writes_the_events() -> None:
+    world = at_rest(milvus("x"))
+    copies = [world.operator, world.new_operator(user="copy")]
+    for text in (None, "proxy.port: 1", None):
+        world.change("x", milvusSpec=text)
+        for world.operator in (*copies, *copies):
+            world.passes()
+    told = [event.partition(":")[0] for event in world.events()]
+    assert told == ["Created", "Invalid", "Reconciled"]
+
+
 def test_a_problem_of_a_spec_that_has_been_corrected_meanwhile_is_not_told() -> None:
     world = World(milvus("x", milvusSpec="proxy.port: 1"))
     correct = lambda _: world.change("x", milvusSpec=None)  # noqa: E731
