@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import subprocess
 import sys
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import ORIGINAL_MILVUS, TOP, Clock, Kube, eventually, make_pass, settle
+from tests.lib.kit import ORIGINAL_MILVUS, Clock, Kube, eventually, make_pass, output_of, settle
 
 # The version of the original example's CRD: without a status subresource.
 ORIGINAL_VERSION = yaml.safe_load("""
@@ -83,14 +82,13 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None
         deep = '{"a":' * depth + "1" + "}" * depth
         create_raw(kube, f"deep-{depth}", f'{{"image": "a", "pod": {{"spec": {deep}}}}}')
     kube.create("y")
-    done = subprocess.run(
-        [sys.executable, str(TOP / "milvus_operator.py"), "--once", "-n", kube.ns],
-        env=os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}, capture_output=True,
-        text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)),
+    said = output_of(
+        *(sys.executable, "milvus_operator.py", "--once", "-n", kube.ns), code=1,
+        env=os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20)),
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("nested more than 100 levels deep") == 3
-    assert kube.names() == ["y-0"], done.stderr
+    assert said.count("nested more than 100 levels deep") == 3
+    assert kube.names() == ["y-0"], said
 
 
 # --- Bad specs ---

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, settle
+from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, output_of, settle, until_gone
 
 DOCUMENTS = {
     path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
@@ -53,11 +53,7 @@ def section(title: str) -> list[str]:
 
 def python(*arguments: str, **env: str) -> str:
     """Run Python in the top folder; returns what it prints."""
-    command = [sys.executable, *arguments]
-    env = os.environ | env
-    done = subprocess.run(command, cwd=TOP, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(sys.executable, *arguments, env=os.environ | env)
 
 
 # What is written -----------------------------------------------------------------------
@@ -69,7 +65,7 @@ def test_the_options_are_those_of_help() -> None:
 
 
 def test_make_lists_the_targets_that_the_documents_name() -> None:
-    said = subprocess.check_output(["make"], cwd=TOP, text=True)
+    said = output_of("make")
     targets = re.findall(r"^  make ([\w-]+) +\S", said, re.M)
     used = re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.M)
     assert {"demo", "test"} <= {*used} <= {*targets}
@@ -164,11 +160,7 @@ def shell(kube: Kube, tmp_path: Path) -> Shell:
             name, _, env[name] = line.removeprefix("export ").partition("=")
             return ""
         command = ["sh", "-c", line.replace("make", make, 1)]
-        done = subprocess.run(
-            command, cwd=TOP, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
-        assert done.returncode == code, f"{line}: {done.stderr}"
-        return done.stdout + done.stderr
+        return output_of(*command, code=code, env=env, stdin=subprocess.DEVNULL)
 
     return run
 
@@ -198,9 +190,7 @@ def test_the_commands_about_an_installation(kube: Kube, shell: Shell) -> None:
     assert commands[1:3] == ["make image", "docker push $IMAGE"]
     said = dict[str, str]()
     kube.create()
-    earlier = ("milvus-polling-operator-system", "milvus")  # which another test may be deleting
-    get = ("get", "namespace", "--ignore-not-found", *earlier)
-    eventually(lambda: not kube.kubectl(*get), 60)
+    until_gone(kube, "milvus-polling-operator-system", "milvus")
     try:
         for line in [commands[0], *commands[3:]]:
             if " logs " not in line:
@@ -241,7 +231,7 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     operator.write_text(source)
     for name in ("crd.yaml", "deploy.yaml"):
         shutil.copy(TOP / name, tmp_path)
-    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
+    output_of("sh", "-ec", commands, cwd=tmp_path)
     cache = {"apiVersion": "example.com/v1", "kind": "Cache", "metadata": {"name": "c"}}
     body = json.dumps(cache | {"spec": {"image": "redis:8", "replicas": 2}})
     system = "--namespace=cache-operator-system"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from local import controlplane
-from tests.lib.kit import TOP, eventually
+from tests.lib.kit import TOP, eventually, output_of
 
 SCRIPT = str(TOP / "local" / "controlplane.py")
 
@@ -21,7 +21,7 @@ SCRIPT = str(TOP / "local" / "controlplane.py")
 def processes_of(folder: str) -> list[str]:
     """The processes with this folder in their command line."""
     command = ["grep", "-lsF", folder, *map(str, Path("/proc").glob("[0-9]*/cmdline"))]
-    return subprocess.run(command, capture_output=True, text=True, env={}).stdout.splitlines()
+    return output_of(*command, code=None, env={}).splitlines()
 
 
 @pytest.mark.cluster
@@ -38,17 +38,14 @@ def test_nothing_is_left_behind(signum: int) -> None:
     eventually(lambda: not processes_of(folder) and not Path(folder).exists())
 
 
-def build(**env: str) -> tuple[int, str]:
-    """The exit code of a build, and what it says about errors."""
-    command = [sys.executable, SCRIPT, "build"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    return done.returncode, done.stderr
+def failed_build(**env: str) -> str:
+    """What a build that fails says."""
+    return output_of(sys.executable, SCRIPT, "build", code=1, env=env)
 
 
 def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    code, said = build(HOME=str(tmp_path), PATH="/nowhere", **no_index)
-    assert code == 1
+    said = failed_build(HOME=str(tmp_path), PATH="/nowhere", **no_index)
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
@@ -57,20 +54,17 @@ SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_cluster_ru
 
 
 @pytest.mark.parametrize(
-    "command", [["-m", "local.demo", "--wait=no"], pytest.param(SUITE, marks=pytest.mark.cluster)]
+    ("command", "code"),
+    [(["-m", "local.demo", "--wait=no"], 1), pytest.param(SUITE, 2, marks=pytest.mark.cluster)],
 )
 def test_given_binaries_need_no_build_and_one_that_does_not_start_is_named_once_with_its_words(
-    command: list[str], tmp_path: Path
+    command: list[str], code: int, tmp_path: Path
 ) -> None:
     for name in controlplane.COMMANDS:
         (tmp_path / name).write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
         (tmp_path / name).chmod(0o755)
     env = os.environ | {"KUBEBUILDER_ASSETS": str(tmp_path), "XDG_CACHE_HOME": "/nowhere"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=TOP, env=env, capture_output=True, text=True
-    )
-    assert done.returncode != 0
-    said = done.stdout + done.stderr
+    said = output_of(sys.executable, *command, code=code, env=env)
     found = re.findall("(etcd|kube-apiserver) ended with code 3: no luck today", said)
     assert len(found) == said.count("luck") == 1, said
 
@@ -97,8 +91,7 @@ def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown
     """The Go of this test makes scripts; the one named kwok does not start."""
     (tmp_path / "go").write_text(FAKE_GO)
     (tmp_path / "go").chmod(0o755)
-    code, said = build(HOME=str(tmp_path), PATH=f"{tmp_path}:/usr/bin:/bin")
-    assert code == 1
+    said = failed_build(HOME=str(tmp_path), PATH=f"{tmp_path}:/usr/bin:/bin")
     why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
     assert why in said.splitlines()[-1]
     (cached,) = tmp_path.glob(".cache/milvus-operator/*")

@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
 from local import controlplane
-from tests.lib.kit import TOP, Kube, Obj, eventually, http_get
+from tests.lib.kit import TOP, Kube, Obj, eventually, http_get, output_of
 
 PORTS = (
     "PROXY_PORT", "METRICS_PORT", "PROXY_INTERNALPORT", "ROOTCOORD_PORT", "QUERYCOORD_PORT",
@@ -128,9 +128,8 @@ class Server:
     def run(self, code: str) -> str:
         """Run a program of a user; returns what it prints."""
         code = code.replace("19530", str(self.ports["PROXY_PORT"]))
-        command = [str(self.folder / "venv/bin/python"), "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-        return done.stdout + done.stderr
+        python = str(self.folder / "venv/bin/python")
+        return output_of(python, "-c", code, code=None, timeout=180)
 
     def stop(self, signum: int, seconds: float) -> None:
         assert self.process

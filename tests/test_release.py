@@ -7,15 +7,15 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from tests.lib.kit import TOP, Kube, settle, until_gone
+from tests.lib.kit import TOP, Kube, output_of, settle, until_gone
 from tests.lib.objects import by_kind
 
 SYSTEM = "milvus-polling-operator-system"
@@ -23,17 +23,16 @@ NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example/milvus-polling-operator:test"
 
 
-def make(*arguments: str, folder: Path = TOP) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, **options: Any) -> str:
     """Run make with this Python instead of the virtual environment."""
-    command = ["make", "-o", ".venv/run", f"BIN={os.path.dirname(sys.executable)}", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    this = f"BIN={os.path.dirname(sys.executable)}"
+    return output_of("make", "-o", ".venv/run", this, *arguments, **options)
 
 
 def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_others(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE]
-    subprocess.run(command, cwd=TOP, check=True)
+    output_of(sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE)
     manifests = tmp_path / "bundle/manifests"
     crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
     assert crd == (TOP / "crd.yaml").read_text()
@@ -72,34 +71,31 @@ def test_a_release_needs_results_of_this_operator_is_reproducible_and_has_right_
         shutil.copy(TOP / name, tmp_path)
     for name in fingerprint.RESULTS:
         (tmp_path / name).write_text(re.sub("`.*`", "`0123456789ab`", fingerprint.line()))
-    done = make("release", f"IMAGE={IMAGE}", folder=tmp_path)
-    assert done.returncode == 2
+    said = make("release", f"IMAGE={IMAGE}", cwd=tmp_path, code=2)
     for name, target in fingerprint.RESULTS.items():
-        assert f"{name} is not of this milvus_operator.py: run `{target}`" in done.stderr
+        assert f"{name} is not of this milvus_operator.py: run `{target}`" in said
         (tmp_path / name).write_text(f"# Results\n\n{fingerprint.line()}\n")
     assert not (tmp_path / "dist").exists()
     made = []
     for _ in range(2):
-        done = make("release", f"IMAGE={IMAGE}", folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        make("release", f"IMAGE={IMAGE}", cwd=tmp_path)
         made.append({path.name: path.read_bytes() for path in tmp_path.glob("dist/*")})
     assert made[0] == made[1]
     files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
     assert sorted(made[0]) == ["SHA256SUMS", *files]
-    check = ["sha256sum", "-c", "SHA256SUMS"]
-    said = subprocess.check_output(check, cwd=tmp_path / "dist", text=True)
+    said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=tmp_path / "dist")
     assert said.splitlines() == [f"{file}: OK" for file in files]
     crd, *whole = yaml.safe_load_all(made[0][f"{NAME}.yaml"])
     assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
     for namespace, manifest in (("", whole), ("milvus", [*yaml.safe_load_all(made[0][files[1]])])):
-        said = make("--silent", "manifest", f"IMAGE={IMAGE}", f"NAMESPACE={namespace}").stdout
+        said = make("--silent", "manifest", f"IMAGE={IMAGE}", f"NAMESPACE={namespace}")
         assert manifest == [*yaml.safe_load_all(said)]
 
 
 def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     """What the Role grants is tested with the rights that the operator uses."""
     whole, one = (
-        by_kind(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}").stdout)
+        by_kind(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}"))
         for namespace in ("", "milvus")
     )
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
@@ -123,16 +119,16 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
     assert kube.status()["updatedReplicas"] == 1
 
 
-def at_a_terminal(kube: Kube, target: str, answer: str) -> tuple[int, str]:
-    """Run make with a terminal as its standard input; returns its exit code and its output."""
+def at_a_terminal(kube: Kube, target: str, answer: str, code: int) -> str:
+    """Run make with a terminal as its standard input; returns its output."""
     master, terminal = pty.openpty()
     os.write(master, f"{answer}\n".encode())
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
     command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
-    done = subprocess.run(command, cwd=TOP, env=env, stdin=terminal, capture_output=True, text=True)
+    said = output_of(*command, code=code, env=env, stdin=terminal)
     os.close(master)
     os.close(terminal)
-    return done.returncode, done.stdout
+    return said
 
 
 def test_removing_says_what_it_removes_asks_at_a_terminal_and_keeps_the_pods(
@@ -143,11 +139,10 @@ def test_removing_says_what_it_removes_asks_at_a_terminal_and_keeps_the_pods(
     kube.create()
     settle(operator)
     for target in ("uninstall", "undeploy"):
-        code, said = at_a_terminal(kube, target, "n")
-        assert code == 2
+        said = at_a_terminal(kube, target, "n", code=2)
         assert "every Milvus" in said
-        assert said.endswith("Continue? [y/N] Nothing was removed.\n")
+        assert "Continue? [y/N] Nothing was removed.\n" in said
     kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
-    code, said = at_a_terminal(kube, "undeploy", "y")
-    assert (code, f'namespace "{SYSTEM}" deleted' in said) == (0, True)
+    said = at_a_terminal(kube, "undeploy", "y", code=0)
+    assert f'namespace "{SYSTEM}" deleted' in said
     assert kube.names() == ["x-0"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Obj, make_pass, new_operator
+from tests.lib.kit import Kube, Obj, make_pass, new_operator, output_of
 from tests.lib.wire import Request, Wire
 
 Right = tuple[str, str, str]  # verb, resource, group
@@ -19,9 +18,8 @@ IMPLIED = ("update", "milvuses/finalizers", "zilliz.com")  # it is needed for bl
 
 def manifest(namespace: str) -> list[Obj]:
     """What an installation for all namespaces, or for this one alone, applies."""
-    command = ["make", "-s", "manifest", *([f"NAMESPACE={namespace}"] if namespace else [])]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True)
-    return list(yaml.safe_load_all(done.stdout))
+    only = [f"NAMESPACE={namespace}"] if namespace else []
+    return list(yaml.safe_load_all(output_of("make", "-s", "manifest", *only)))
 
 
 def rights(documents: list[Obj]) -> set[Right]:

@@ -16,10 +16,9 @@ from kubernetes.client import ApiClient, ApiException
 
 import milvus_operator as mo
 from tests.lib.front import Obj
-from tests.lib.kit import Kube
+from tests.lib.kit import MERGE, Kube
 from tests.lib.server import MemoryServer
 
-MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 OTHER_UID, OTHER_VERSION = "00000000-0000-0000-0000-00000000abcd", "999999999"
 METADATA = ("name", "generation", "labels", "finalizers", "deletionGracePeriodSeconds")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.kit import TOP, Command
+from tests.lib.kit import Command, output_of
 from tests.lib.wire import Api, Handler
 from tests.lib.world import milvus
 
@@ -87,12 +86,10 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
         logging.getLogger("milvus_operator").addHandler(Garbage())
         milvus_operator.main()
     """
-    command = [sys.executable, "-c", code, "-v", "--kubeconfig", api.kubeconfig()]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("INFO    stopped\n")
-    assert done.stderr.count("pass over") == 1
-    assert "Traceback" not in done.stderr
+    said = output_of(sys.executable, "-c", code, "-v", "--kubeconfig", api.kubeconfig(), timeout=60)
+    assert said.endswith("INFO    stopped\n")
+    assert said.count("pass over") == 1
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def eventually(
         time.sleep(0.05)
 
 
+def output_of(*command: str, code: int | None = 0, **options: Any) -> str:
+    """What a command prints, in the top folder; it must end with this code, unless that is None."""
+    settings: Obj = {"cwd": TOP, "capture_output": True, "text": True} | options
+    done = subprocess.run(command, **settings)
+    said = done.stdout + done.stderr
+    assert code in (None, done.returncode), f"{command}: {done.returncode}: {said}"
+    return said
+
+
 class Kube:
     """The test's own client, as an administrator."""
 
@@ -71,9 +80,7 @@ class Kube:
         config, cache = self.plane.kubeconfig(), f"{self.plane.folder}/kubectl"
         options = [f"--kubeconfig={config}", f"--cache-dir={cache}", "-n", self.ns]
         command = [str(self.plane.kubectl), *options, *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True)
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
+        return output_of(*command, code=0 if check else None, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
         body: Obj = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name}}
@@ -93,8 +100,7 @@ class Kube:
         return self.get(name).get("status") or {}
 
     def condition(self, kind: str, name: str = "x") -> Obj:
-        conditions = self.status(name).get("conditions") or []
-        return next((c for c in conditions if c["type"] == kind), {})
+        return mo.condition_of(self.get(name), kind)
 
     def all_pods(self) -> dict[str, Obj]:
         items = self.pods.get(namespace=self.ns, serializer=plain)["items"]
@@ -105,9 +111,6 @@ class Kube:
 
     def uids(self) -> dict[str, str]:
         return {name: pod["metadata"]["uid"] for name, pod in self.all_pods().items()}
-
-    def images(self) -> list[str]:
-        return [pod["spec"]["containers"][0]["image"] for _, pod in sorted(self.all_pods().items())]
 
     def create_pod(self, name: str, **metadata: Any) -> None:
         body: Obj = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}}

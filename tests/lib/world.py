@@ -216,8 +216,7 @@ class World:
         return dict(self.server.ask("get", "milvuses", name).get("status") or {})
 
     def condition(self, name: str, kind: str) -> Obj:
-        conditions = self.status(name).get("conditions") or []
-        return next((one for one in conditions if one["type"] == kind), {})
+        return mo.condition_of(self.server.ask("get", "milvuses", name), kind)
 
     def reason(self, name: str = "x", kind: str = "Reconciled") -> str:
         """The reason of a condition; empty if there is none."""
