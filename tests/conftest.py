@@ -1,7 +1,5 @@
 """The fixtures: one control plane for all; a namespace, an operator and a wire for each test."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What only a real control plane decides: validation, garbage collection, scheduling."""
 
-from __future__ import annotations
-
 import json
 
 import milvus_operator as mo

@@ -1,7 +1,5 @@
 """What a cluster stores whose CRD is older, or checks little, harms nobody."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command: its options, its exit codes, its log, and the one line that each failure gets."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The seeds are new in each test run, and part of the tests' names. `SEED=… RUNS=1` repeats a run.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

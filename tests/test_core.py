@@ -1,7 +1,5 @@
 """The core: pure functions over dicts. The tables name the pods that exist and what is done."""
 
-from __future__ import annotations
-
 import json
 import socket
 from typing import Any

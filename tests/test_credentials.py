@@ -1,7 +1,5 @@
 """Credentials and certificates: they are used as by kubectl, and renewed without a restart."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """README.md and docs/ are true: commands run, examples work, options are those of --help."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

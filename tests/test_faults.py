@@ -1,7 +1,5 @@
 """Everything in a cluster that can break does, and nothing is lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

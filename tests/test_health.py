@@ -1,7 +1,5 @@
 """Health and metrics over HTTP, as a cluster's own tools read them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

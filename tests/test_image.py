@@ -1,7 +1,5 @@
 """What can be checked of the image without building it: `make image` needs a builder and the package index."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

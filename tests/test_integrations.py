@@ -3,8 +3,6 @@
 The checks for Argo CD and Flux are run on the status that the operator writes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,9 +1,7 @@
 """The judge of the fault tests reports planted harm, and accepts everything that is right."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -32,19 +30,19 @@ class Story:
         self.judge, self.changes = Judge(), list[tuple[int, str, Obj]]()
         self.store(*objects)
 
-    def store(self, *objects: Obj, what: str = "MODIFIED") -> Story:
+    def store(self, *objects: Obj, what: str = "MODIFIED") -> Self:
         self.changes += [(len(self.changes) + i, what, obj) for i, obj in enumerate(objects)]
         return self
 
-    def lose(self, *objects: Obj) -> Story:
+    def lose(self, *objects: Obj) -> Self:
         return self.store(*objects, what="DELETED")
 
-    def asks(self, request: str, **body: Any) -> Story:
+    def asks(self, request: str, **body: Any) -> Self:
         verb, path = request.split()
         self.judge.asks(verb, f"/api/v1/namespaces/ns/{path}", json.dumps(body).encode())
         return self
 
-    def deletes(self, *pods: Obj) -> Story:
+    def deletes(self, *pods: Obj) -> Self:
         for pod in pods:
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             self.asks(f"DELETE pods/{name}", preconditions={"uid": uid}).lose(pod)

@@ -1,7 +1,5 @@
 """How the lists are read: in pages, in any notation, and never in part."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The tests' own control plane: it leaves nothing behind, and says why if it cannot start."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

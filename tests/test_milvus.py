@@ -5,8 +5,6 @@ server, after its defaulting, and runs its args with its environment as the kube
 only paths and ports are changed, because it does not run in a container.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import platform

@@ -1,7 +1,5 @@
 """`--once` and `--dry-run`: everything that can be done now, or only what would be done."""
 
-from __future__ import annotations
-
 import threading
 import time
 from unittest.mock import Mock

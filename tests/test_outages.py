@@ -1,7 +1,5 @@
 """Troubles of the operator itself: one line when each begins, one when it ends, and never a stop."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Whose pod it is: ownership is a UID, and nothing of others is touched."""
 
-from __future__ import annotations
-
 import pytest
 
 import milvus_operator as mo

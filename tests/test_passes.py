@@ -1,7 +1,5 @@
 """What passes do for the pods of a Milvus, when they come, and how many Milvus share them."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

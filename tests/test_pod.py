@@ -1,7 +1,5 @@
 """The generated pod: its template, the settings of Milvus, the overlay, the claim."""
 
-from __future__ import annotations
-
 import contextlib
 import tracemalloc
 from typing import Any

@@ -3,8 +3,6 @@
 Each run draws new examples; a failure prints the decorator that repeats it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """Writes that are refused or fail: they back off, are reported, and delay nothing else."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

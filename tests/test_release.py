@@ -1,7 +1,5 @@
 """A release: the bundle for OLM, dist/, upgrading and uninstalling."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Rights: the operator runs as its own service account, with the rules of the manifests."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

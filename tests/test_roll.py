@@ -1,7 +1,5 @@
 """A changed template replaces pods, one Ready pod at a time."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

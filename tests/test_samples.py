@@ -1,7 +1,5 @@
 """Each sample is applied to the API server, and the operator makes of it what its comments say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

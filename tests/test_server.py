@@ -4,8 +4,6 @@ Each case is a few requests. They are sent to both servers, and the answers must
 for UIDs, versions and times.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Signals: writes in progress are finished, and the process ends with the right exit code."""
 
-from __future__ import annotations
-
 import functools
 import re
 import signal

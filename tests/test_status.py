@@ -1,7 +1,5 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.lib.world import World, at_rest, metric, milvus, pod

@@ -1,7 +1,5 @@
 """A claim for each pod, made before it, and kept."""
 
-from __future__ import annotations
-
 from tests.lib.front import Obj, Request
 from tests.lib.world import World, at_rest, metric, milvus
 

@@ -1,7 +1,5 @@
 """Certificates, like those of current and of older clusters."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ request is noted in the `journal`, and meets the rules (`refuse`, `fault`, `dela
 may answer it, or lose its answer. `serve` does what it asks for.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

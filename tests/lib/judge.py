@@ -13,8 +13,6 @@ the tests in memory. Here, whatever fails, it is harm if
 - a pod ends that neither the operator, nor a user, nor the end of its owner took.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Helpers of the tests: clients of a control plane, a namespace, operators, commands."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

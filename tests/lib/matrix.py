@@ -6,8 +6,6 @@ older API server. It writes a table to docs/tested.md, including what was not ru
 is 1 if anything failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ A pod is Ready, of the current template and owned by the Milvus `x`, unless word
 pods("x-0, x-1 old, x-2 old starting").
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -5,8 +5,6 @@ No spec is validated. What a cluster does on its own happens only when a test sa
 fail and end by `run_pods`, `fail` and `finish_deletions`.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections import Counter

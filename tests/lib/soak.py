@@ -7,8 +7,6 @@ The operator runs in a separate process. The judge checks every write; memory, t
 files and connections are read from /proc (Linux).
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

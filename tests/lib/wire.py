@@ -6,8 +6,6 @@ if it returns true, it has handled the request. A test may set `judge`, who then
 request; nothing is recorded for as long.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import socket

@@ -5,8 +5,6 @@ world.settle()
 assert world.pods() == ["x-0", "x-1", "x-2"]
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import gc
