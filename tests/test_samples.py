@@ -10,16 +10,6 @@ from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, eventually, settle
 from tests.lib.objects import by_kind
 
 SAMPLES = [TOP / "sample.yaml", *sorted((TOP / "samples").glob("*.yaml"))]
-VOLUME = """
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: NAMESPACE}
-spec:
-  accessModes: [ReadWriteOnce]
-  capacity: {storage: 100Gi}
-  hostPath: {path: /nowhere}
-  claimRef: {namespace: NAMESPACE, name: data-vectors-0}
-"""
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
@@ -28,7 +18,8 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
     milvus = found["Milvus"]
     name = mo.name_of(milvus)
     # Nothing provisions a volume for the claim of samples/production.yaml.
-    kube.kubectl("create", "-f", "-", stdin=VOLUME.replace("NAMESPACE", kube.ns))
+    claim = {"namespace": kube.ns, "name": "data-vectors-0"}
+    kube.create_volume(kube.ns, "100Gi", claimRef=claim)
     kube.kubectl("apply", "-f", str(sample))
 
     def is_ready() -> bool:

@@ -146,16 +146,6 @@ class Kills:
 
 # --- Users ---
 REFUSED = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
-VOLUME = """
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: NAMESPACE-NUMBER}
-spec:
-  accessModes: [ReadWriteOnce]
-  capacity: {storage: 1Gi}
-  hostPath: {path: /nowhere}
-  storageClassName: NAMESPACE
-"""
 
 
 class Users:
@@ -168,8 +158,8 @@ class Users:
         self.taken = {name: f"{name}-2" for name in self.names[:3]}
         self.deleted: set[str] = set()  # the UIDs of pods that they have asked to delete
         self.storage = {"size": "1Gi", "storageClassName": kube.ns}
-        volumes = "---".join(VOLUME.replace("NUMBER", str(number)) for number in range(8))
-        kube.kubectl("create", "-f", "-", stdin=volumes.replace("NAMESPACE", kube.ns))
+        for number in range(8):
+            kube.create_volume(f"{kube.ns}-{number}", storageClassName=kube.ns)
         kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
         kube.create("rolled", replicas=3)  # and of this one they only change the image

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import ssl
@@ -118,6 +119,12 @@ class Kube:
     def patch_pod(self, name: str, **metadata: Any) -> None:
         body = {"metadata": metadata}
         self.pods.patch(name=name, namespace=self.ns, body=body, content_type=MERGE)
+
+    def create_volume(self, name: str, size: str = "1Gi", **spec: Any) -> None:
+        body: Obj = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}}
+        body["spec"] = {"accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/nowhere"}} | spec
+        body["spec"]["capacity"] = {"storage": size}
+        self.kubectl("create", "-f", "-", stdin=json.dumps(body))
 
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
