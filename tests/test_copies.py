@@ -13,6 +13,7 @@ import pytest
 
 import milvus_operator as mo
 from tests.lib.front import ERRORS, Front, Request, answer
+from tests.lib.judge import STRANGER
 from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
@@ -148,7 +149,7 @@ class Run:
         """It has converged, and no journal of any run may show this."""
         world = self.world
         assert world.pods() == ["x-0", "x-1", "x-2", "x-3", "y-0", "y-1"]
-        assert set(world.images()) == {"milvus:1", "other"}
+        assert set(world.images()) == {"milvus:1", STRANGER}
         for name in "xy":
             assert world.condition(name, "Ready")["status"] == "True"
         assert world.uid("x-3") == self.stranger["metadata"]["uid"]

@@ -352,7 +352,7 @@ def test_proxies_are_used_as_by_kubectl(
         assert (proxy and str(proxy)) == (used if is_used else None), host
 
 
-def test_the_password_of_a_proxy_is_sent_and_never_told(tmp_path: Path) -> None:
+def test_the_password_of_a_proxy_is_sent_and_no_password_is_told(tmp_path: Path) -> None:
     file = tmp_path / "config"
     write_kubeconfig(file, "https://api.example.test", proxy_url="http://user:p%40ss@127.0.0.1:1")
     manager: Any = mo.connect(str(file), 1, None).api.rest_client.pool_manager
@@ -361,3 +361,6 @@ def test_the_password_of_a_proxy_is_sent_and_never_told(tmp_path: Path) -> None:
     with pytest.raises(mo.Unusable) as told:
         mo.connect(str(file), 1, None)
     assert told.value.message == f"cannot use {file}: its server or the proxy is not a valid URL"
+    write_kubeconfig(file, "https://user:secret@example.com:6443")
+    cluster = mo.Cluster(lambda _: mo.connect(str(file), 1, None))
+    assert cluster.server == "https://example.com:6443"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
-from kubernetes.client import ApiClient, Configuration
 from urllib3 import HTTPResponse
 
 import milvus_operator as mo
@@ -127,9 +126,3 @@ def test_only_pages_that_changed_are_parsed(monkeypatch: pytest.MonkeyPatch) -> 
     assert "x-0" not in parsed
     world.settle()
     assert len(world.pods()) == 30
-
-
-def test_the_password_of_a_server_is_not_shown() -> None:
-    api = ApiClient(Configuration(host="https://somebody:hunter2@example.com:6443"))
-    cluster = mo.Cluster(lambda _: mo.Connection(api, "default", None, {}))
-    assert cluster.server == "https://example.com:6443"

@@ -7,6 +7,7 @@ from urllib3 import HTTPResponse
 
 import milvus_operator as mo
 from tests.lib.front import Refused, Request, answer
+from tests.lib.judge import STRANGER
 from tests.lib.world import World, at_rest, milvus, pod
 
 
@@ -84,7 +85,7 @@ def test_an_ordinal_that_a_stranger_holds_does_not_block_a_roll(listed: bool) ->
     stranger = world.uid("x-1")
     world.change("x", image="milvus:2")
     world.settle()
-    assert world.images() == ["milvus:2", "other", "milvus:2"]
+    assert world.images() == ["milvus:2", STRANGER, "milvus:2"]
     world.change("x", replicas=1)
     world.settle()
     assert world.pods() == ["x-0", "x-1"]

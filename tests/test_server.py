@@ -16,6 +16,7 @@ import milvus_operator as mo
 from tests.lib.front import Obj
 from tests.lib.kit import MERGE, Kube
 from tests.lib.server import MemoryServer
+from tests.lib.world import milvus
 
 STRATEGIC = "application/strategic-merge-patch+json"
 OTHER_UID, OTHER_VERSION = "00000000-0000-0000-0000-00000000abcd", "999999999"
@@ -81,11 +82,6 @@ class Side:
         text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UID", text)
         text = re.sub(r"\(\d+\)", "(VERSION)", text)
         return json.loads(re.sub(r"\bmade-[a-z0-9]{5}\b", "made-SUFFIX", text))
-
-
-def milvus(name: str = "x", **spec: Any) -> Obj:
-    head = {"apiVersion": mo.API_VERSION, "kind": "Milvus", "metadata": {"name": name}}
-    return head | {"spec": {"image": "milvus:1"} | spec}
 
 
 def pod(name: str = "x-0", node: str | None = None, **metadata: Any) -> Obj:

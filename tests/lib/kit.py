@@ -20,6 +20,7 @@ from kubernetes.client import ApiClient
 import milvus_operator as mo
 from local.controlplane import ControlPlane
 from tests.lib.wire import Wire
+from tests.lib.world import milvus, pod
 
 TOP = Path(__file__).resolve().parent.parent.parent
 Obj = dict[str, Any]
@@ -82,8 +83,7 @@ class Kube:
         return output_of(*command, code=0 if check else None, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
-        body: Obj = {"apiVersion": "zilliz.com/v1", "kind": "Milvus", "metadata": {"name": name}}
-        body["spec"] = {"image": "milvus:1"} | spec
+        body = milvus(name, **spec)
         return dict(self.milvuses.create(body=body, namespace=self.ns, serializer=plain))
 
     def change(self, name: str = "x", **spec: Any) -> None:
@@ -112,9 +112,7 @@ class Kube:
         return {name: pod["metadata"]["uid"] for name, pod in self.all_pods().items()}
 
     def create_pod(self, name: str, **metadata: Any) -> None:
-        body: Obj = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}}
-        body["spec"] = {"containers": [{"name": "c", "image": "stranger:1"}]}
-        self.pods.create(body=body, namespace=self.ns)
+        self.pods.create(body=pod(name, **metadata), namespace=self.ns)
 
     def patch_pod(self, name: str, **metadata: Any) -> None:
         body = {"metadata": metadata}

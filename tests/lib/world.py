@@ -21,20 +21,23 @@ from prometheus_client import REGISTRY
 
 import milvus_operator as mo
 from tests.lib.front import Obj, Request
+from tests.lib.judge import STRANGER
 from tests.lib.server import NAMESPACE, MemoryServer
 
 gc.freeze()  # as the command does: passes collect garbage
 
 
-def milvus(name: str, namespace: str = NAMESPACE, **spec: Any) -> Obj:
-    metadata = {"name": name, "namespace": namespace}
-    return {"kind": "Milvus", "metadata": metadata, "spec": {"image": "milvus:1"} | spec}
+def milvus(name: str = "x", namespace: str = "", **spec: Any) -> Obj:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    head = {"apiVersion": mo.API_VERSION, "kind": "Milvus", "metadata": metadata}
+    return head | {"spec": {"image": "milvus:1"} | spec}
 
 
 def pod(name: str, **metadata: Any) -> Obj:
     """A pod that is not made by the operator."""
-    spec = {"containers": [{"name": "c", "image": "other"}]}
-    return {"kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec}
+    spec = {"containers": [{"name": "c", "image": STRANGER}]}
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}}
+    return head | {"spec": spec}
 
 
 class Lines(logging.Handler):
