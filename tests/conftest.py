@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from kubernetes.client.exceptions import ApiException
 import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
 from tests.lib import kit
-from tests.lib.kit import Clock, Command, Kube, Obj, eventually
+from tests.lib.kit import Clock, Command, Kube, Obj, Start, eventually
 from tests.lib.wire import Api, Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
@@ -134,7 +134,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Command]]:
+def start() -> Iterator[Start]:
     """Starts the command with this kubeconfig, and kills it after the test."""
     started = list[Command]()
 
@@ -148,6 +148,6 @@ def start() -> Iterator[Callable[..., Command]]:
 
 
 @pytest.fixture
-def command(kube: Kube, start: Callable[..., Command]) -> Callable[..., Command]:
+def command(kube: Kube, start: Start) -> Start:
     """Starts the command for the namespace of the test, and for others that are named."""
     return functools.partial(start, str(kube.plane.kubeconfig()), "-n", kube.ns)

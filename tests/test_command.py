@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import Command, Obj, eventually, http_get
+from tests.lib.kit import Command, Obj, Start, eventually, http_get
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -132,9 +131,7 @@ SECRETS = [
 
 
 @pytest.mark.platform
-def test_health_is_served_until_sigterm_and_nothing_secret_is_shown(
-    api: Api, start: Callable[..., Command]
-) -> None:
+def test_health_is_served_until_sigterm_and_nothing_secret_is_shown(api: Api, start: Start) -> None:
     """Logs, metrics, events and statuses show neither spec.milvusSpec nor the token."""
     for number, text in enumerate(SECRETS):
         api.world.add(milvus(f"m{number}", milvusSpec=text))

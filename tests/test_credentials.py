@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +23,7 @@ from kubernetes.config import incluster_config
 import milvus_operator as mo
 from local.controlplane import new_key
 from tests.lib.certificates import certificate, server_context
-from tests.lib.kit import Command, Obj, eventually, make_pass
+from tests.lib.kit import Obj, Start, eventually, make_pass
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -188,7 +187,7 @@ def test_a_plugin_is_asked_only_for_a_token_that_has_expired_or_is_rejected(
 
 
 def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
-    api: Api, tmp_path: Path, start: Callable[..., Command]
+    api: Api, tmp_path: Path, start: Start
 ) -> None:
     plugin = Plugin(tmp_path)
     api.accept("good")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, output_of, settle, until_gone
+from tests.lib.kit import TOP, Kube, Start, eventually, kubeconfig, output_of, settle, until_gone
 
 DOCUMENTS = {
     path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
@@ -163,9 +163,7 @@ def shell(kube: Kube, tmp_path: Path) -> Shell:
     return run
 
 
-def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(
-    shell: Shell, command: Callable[..., Command]
-) -> None:
+def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(shell: Shell, command: Start) -> None:
     said = dict[str, str]()
     for line in section("Try it on your cluster"):
         if line == "make run":
@@ -202,7 +200,7 @@ def test_the_commands_about_an_installation(kube: Kube, shell: Shell) -> None:
     assert kube.get(), "the operator is removed, not what it manages"
 
 
-def test_from_python(kube: Kube, command: Callable[..., Command]) -> None:
+def test_from_python(kube: Kube, command: Start) -> None:
     command("-n", "default", "--interval=0.2")
     (code,) = blocks("python", chapter("From Python"))
     said = python("-c", code, KUBECONFIG=str(kube.plane.kubeconfig()), PYTHONPATH=str(TOP))

@@ -4,7 +4,6 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Callable
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import milvus_operator as mo
 from local.controlplane import free_ports
 from tests.lib.front import Request
-from tests.lib.kit import Command, Kube, eventually, http_get
+from tests.lib.kit import Kube, Start, eventually, http_get
 from tests.lib.world import World, at_rest, milvus
 
 OK = (200, "ok\n")
@@ -124,7 +123,7 @@ def test_hundreds_of_idle_clients_delay_nobody() -> None:
         client.close()
 
 
-def test_without_file_handles_it_goes_on(kube: Kube, command: Callable[..., Command]) -> None:
+def test_without_file_handles_it_goes_on(kube: Kube, command: Start) -> None:
     """Meanwhile, what needs a new connection or a file fails with a line."""
     process = command("--interval", "0.5", "-v")
     process.says("pass over")

@@ -27,16 +27,13 @@ drawn = settings(
 # Pods of any kind, in any state --------------------------------------------------------
 
 NAMES = [*(f"x-{i}" for i in range(6)), "x-01", "x-y", "x-y-1", "y-1"]
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": '"data-x-1" not found'}
 STATES: list[Obj] = [
     {},
     {"phase": None, "conditions": None},
     {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
     {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-    {
-        "conditions": [
-            {"type": "PodScheduled", "status": "False", "message": '"data-x-1" not found'}
-        ]
-    },
+    {"conditions": [UNSCHEDULED]},
 ]
 
 

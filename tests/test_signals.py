@@ -6,18 +6,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.lib.kit import Command, output_of
+from tests.lib.kit import Start, output_of
 from tests.lib.wire import Api, Handler
 from tests.lib.world import milvus
 
 
 @pytest.fixture
-def run(api: Api, start: Callable[..., Command]) -> Callable[..., Command]:
+def run(api: Api, start: Start) -> Start:
     return functools.partial(start, api.kubeconfig(), "-v")
 
 
@@ -35,7 +34,7 @@ def slow_creates(api: Api, seconds: float) -> threading.Event:
     return in_progress
 
 
-def test_a_signal_during_the_start_ends_it_at_once(run: Callable[..., Command]) -> None:
+def test_a_signal_during_the_start_ends_it_at_once(run: Start) -> None:
     """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
     for delay in (0, 100, 200, 300, 400, 600, 1200):
         process = run()
@@ -60,7 +59,7 @@ def is_handled(folder: Path) -> bool:
 @pytest.mark.parametrize("line", ["a pass every", "pass over"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_right_after_the_start_or_between_two_passes_ends_it_at_once(
-    run: Callable[..., Command], line: str, signum: int
+    run: Start, line: str, signum: int
 ) -> None:
     process = run("--interval", "3600")
     process.says(line)
@@ -95,7 +94,7 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
     [([signal.SIGTERM], 0), (2 * [signal.SIGTERM], 143), (2 * [signal.SIGINT], 130)],
 )
 def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_it_at_once(
-    api: Api, run: Callable[..., Command], signals: list[int], code: int
+    api: Api, run: Start, signals: list[int], code: int
 ) -> None:
     in_progress = slow_creates(api, 60)
     api.world.add(milvus("x"))
@@ -111,7 +110,7 @@ def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_i
 
 @pytest.mark.parametrize("interval", ["3600", "0.3"])
 def test_writes_in_progress_are_finished_before_it_ends_and_no_other_begins(
-    api: Api, run: Callable[..., Command], interval: str
+    api: Api, run: Start, interval: str
 ) -> None:
     """Even those that take longer than their pass."""
     in_progress = slow_creates(api, 2.5)

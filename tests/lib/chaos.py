@@ -16,6 +16,7 @@ from kubernetes.client.exceptions import ApiException
 
 from local.controlplane import ControlPlane
 from tests.lib import judge
+from tests.lib.front import Refused
 from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, plain, rest
 from tests.lib.wire import Handler, Wire
 
@@ -30,8 +31,7 @@ STATUSES = {
 
 def status(code: int) -> Callable[[Handler], None]:
     """A fault that answers with an error in the API server's own format."""
-    body = {"kind": "Status", "code": code, "reason": STATUSES[code]}
-    body["message"] = f"injected {STATUSES[code]}"
+    body = Refused(code, STATUSES[code], f"injected {STATUSES[code]}").status
     headers = {"Retry-After": "1"} if code == 429 else {}
     return lambda handler: handler.answer(code, json.dumps(body).encode(), **headers)
 

@@ -261,6 +261,9 @@ class Command:
         self.process.communicate()
 
 
+Start = Callable[..., Command]  # the fixtures that start a command
+
+
 def http_get(port: int, path: str) -> tuple[int, str]:
     answer = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", timeout=10, retries=False)
     return answer.status, answer.data.decode()

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tests.lib.front import STATUS, Front, Obj, Refused, Request
+from tests.lib.judge import is_ending
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 MERGE_KEYS = {"ownerReferences": "uid", "conditions": "type"}  # of a strategic merge patch
@@ -232,10 +233,6 @@ def title(request: Request, of_kind: bool = False) -> str:
     group = kind.version.rpartition("/")[0]
     what = kind.name if of_kind else request.plural
     return f'{what}{"." if group else ""}{group} "{request.name}"'
-
-
-def is_ending(obj: Obj) -> bool:
-    return "deletionTimestamp" in obj["metadata"]
 
 
 def is_finished(obj: Obj) -> bool:
