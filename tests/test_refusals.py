@@ -331,9 +331,7 @@ def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -
     good = metric("passes_total", result="success")
     for name in "ab":
         world.change(name, replicas=2)
-    for _ in range(30):
-        world.passes()
-        world.server.run_pods()
+    world.live(30)
     assert world.status("b")["readyReplicas"] == 2
     assert world.troubles == ["cannot write the status of milvus test/a: denied by a webhook"]
     assert world.times("patch", "milvuses/status")[-1] == 40, "it backs off"

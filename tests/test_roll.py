@@ -15,10 +15,7 @@ def after_one_step(replicas: int) -> World:
     """The highest pod of x is Ready with the new template, the others still have the old one."""
     world = at_rest(milvus("x", replicas=replicas))
     world.change("x", image="milvus:2")
-    world.passes()
-    world.server.finish_deletions()
-    world.passes()
-    world.server.run_pods()
+    world.live(2)
     world.forget()
     return world
 
@@ -157,10 +154,7 @@ def test_refused_deletes_back_off_and_the_roll_goes_on_with_the_others(
     world.change("x", image="milvus:2")
     world.run(2)
     assert deleted(world)[:3] == ["x-2", "x-1", "x-0"]
-    for _ in range(60):
-        world.passes()
-        world.server.finish_deletions()
-        world.server.run_pods()
+    world.live(60)
     assert world.images() == ["milvus:2", "milvus:1", "milvus:1"]
     assert all(2 <= rule.hits <= most for rule in rules)
     assert world.reason() == why
@@ -254,10 +248,7 @@ def test_a_broken_pod_or_an_orphan_that_is_refused_for_ever_holds_up_a_roll_for_
     assert {*deleted(world)} == ({"x-1"} if verb == "delete" else set())
     world.run(15)
     assert {*deleted(world)} - {"x-1"} == {"x-2"}
-    for _ in range(20):
-        world.passes()
-        world.server.finish_deletions()
-        world.server.run_pods()
+    world.live(20)
     assert world.images() == ["milvus:2", "milvus:1", "milvus:2"]
 
 

@@ -136,17 +136,22 @@ class World:
             self.operator.run_pass()
             self.clock.advance(self.interval)
 
+    def live(self, passes: int = 1) -> None:
+        """Make passes, with pods that end and run after each."""
+        for _ in range(passes):
+            self.passes()
+            self.server.finish_deletions()
+            self.server.run_pods()
+
     def settle(self) -> None:
-        """Make passes, with pods that run and end in between, until two write nothing."""
+        """Let pods run and end until two passes write nothing."""
         quiet = 0
         for _ in range(100):
             before = len(self.writes())
-            self.passes()
+            self.live()
             quiet = quiet + 1 if len(self.writes()) == before else 0
             if quiet == 2:
                 return
-            self.server.finish_deletions()
-            self.server.run_pods()
         raise AssertionError("there is always more to write")
 
     def run(self, seconds: float) -> list[float]:
