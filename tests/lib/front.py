@@ -168,6 +168,19 @@ class Front:
                 return answer(error.code, error.status)
 
 
+def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
+    """The verb, the resource and its group, as RBAC names them; the namespace and the name."""
+    words = path.strip("/").split("/")  # api/v1/… or apis/group/v1/…
+    group, words = ("", words[2:]) if words[0] == "api" else (words[1], words[3:])
+    namespace = ""
+    if words[0] == "namespaces":
+        namespace, words = words[1], words[2:]
+    name = words[1] if words[1:] else ""
+    verbs = {"GET": "get" if name else "list", "POST": "create"}
+    resource = "/".join([words[0], *words[2:]])
+    return verbs.get(method, method.lower()), resource, group, namespace, name
+
+
 class Pool:
     """Stands where the client has urllib3's pool of connections."""
 
@@ -179,19 +192,13 @@ class Pool:
         self, method: str, url: str, headers: dict[str, str], body: str = "", **options: Any
     ) -> HTTPResponse:
         parts = urlsplit(url)
-        words = parts.path.strip("/").split("/")
-        words = words[2:] if words[0] == "api" else words[3:]  # /api/v1/… or /apis/group/v1/…
-        namespace = ""
-        if words[0] == "namespaces":
-            namespace, words = words[1], words[2:]
+        verb, resource, _, namespace, name = target_of(method, parts.path)
         content = json.loads(body) if body else {}
-        name = words[1] if words[1:] else (content.get("metadata") or {}).get("name", "")
-        verbs = {"GET": "get" if words[1:] else "list", "POST": "create"}
         request = Request(
-            verb=verbs.get(method, method.lower()),
-            resource="/".join([words[0], *words[2:]]),
+            verb=verb,
+            resource=resource,
             namespace=namespace,
-            name=name,
+            name=name or (content.get("metadata") or {}).get("name", ""),
             body=content,
             query=dict(parse_qsl(parts.query)),
             content_type=headers.get("Content-Type", ""),
