@@ -32,7 +32,6 @@ import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
-from datetime import UTC
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -292,31 +291,6 @@ def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def client_certificate(folder: Path) -> None:
-    """An authority for clients, and the certificate of an administrator that it signed."""
-    from datetime import datetime, timedelta
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-
-    def name(common: str, organization: str) -> x509.Name:
-        oids = {x509.NameOID.COMMON_NAME: common, x509.NameOID.ORGANIZATION_NAME: organization}
-        return x509.Name([x509.NameAttribute(oid, value) for oid, value in oids.items()])
-
-    authority, now = new_key(folder / "client-ca.key"), datetime.now(UTC)
-    issuer = name("clients", "tests")
-    for file, subject in {"client-ca": issuer, "admin": name("admin", "system:masters")}.items():
-        key = authority if subject == issuer else new_key(folder / f"{file}.key")
-        certificate = (
-            x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=30))
-            .add_extension(x509.BasicConstraints(ca=subject == issuer, path_length=None), critical=True)
-            .sign(authority, hashes.SHA256())
-        )  # fmt: skip
-        (folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-
 class Supervisor:
     """The processes of one control plane, in a folder of their own."""
 
@@ -335,7 +309,6 @@ class Supervisor:
         tokens = [f'{self.tokens[user]},{user},{user},"{group}"' for user, group in USERS.items()]
         (self.folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
         new_key(self.folder / "sa.key")  # signs the tokens of service accounts
-        client_certificate(self.folder)
         self.start_etcd()
         self.start_apiserver()
         self.wait_for("kube-apiserver", lambda: self.get("/readyz") == b"ok")
@@ -369,7 +342,7 @@ class Supervisor:
             "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.etcd}", f"--cert-dir={self.folder}/pki",
             "--bind-address=127.0.0.1", f"--secure-port={self.api}", "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",
-            f"--token-auth-file={self.folder}/tokens.csv", f"--client-ca-file={self.folder}/client-ca.crt",
+            f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.folder}/sa.key",
