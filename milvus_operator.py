@@ -541,6 +541,8 @@ def overlay(ours: Obj, over: Obj) -> Obj:
             merged.pop(key, None)
     for key, value in over.items():
         mine = merged.get(key)
+        if value is None and key in MERGE_KEYS:  # a list whose items are commented out
+            continue
         if isinstance(mine, dict) and isinstance(value, dict):
             merged[key] = overlay(mine, value)
         elif isinstance(mine, list) and isinstance(value, list):
@@ -736,18 +738,21 @@ def choose(
     actions: list[Action],
     back_offs: Mapping[int | str, BackOff],
     leaving: Collection[str],
-    may_restart: bool,
+    ended: Collection[str],
     now: float,
 ) -> list[Action]:
     """Which of these actions may be carried out now; what failed before comes last. `leaving` are
-    the UIDs of Ready pods that may go at any moment: while one may, no other is replaced."""
+    the UIDs of Ready pods that may go at any moment: while one may, no other is replaced. `ended`
+    are those of the pods that may be restarted."""
     past = {action.ordinal: back_offs.get(action.ordinal, NEVER_FAILED) for action in actions}
     chosen, steps = list[Action](), list[Action]()
     for action in sorted(actions, key=lambda a: (past[a.ordinal].until, a.verb == "create")):
         # One Ready pod at a time is replaced, and none while others are deleted, or may be.
         if action.verb == "replace" and is_ready(action.pod):
             steps.append(action)
-        elif past[action.ordinal].until <= now and (may_restart or action.verb != "restart"):
+        elif action.verb == "restart" and uid_of(action.pod) not in ended:
+            continue
+        elif past[action.ordinal].until <= now:
             chosen.append(action)
     if any(action.verb == "delete" and is_ready(action.pod) for action in chosen):
         return chosen
@@ -1118,7 +1123,8 @@ def from_kubeconfig(
         finally:
             logging.root.removeHandler(said)
         here = merged.config["contexts"].get_with_name(context)["context"]
-        named = merged.config["users"].get_with_name(here.safe_get("user"), safe=True)
+        name = here.safe_get("user")
+        named = merged.config["users"].get_with_name(name, safe=not name)
         user = mapping(named.value.get("user")) if named else {}
         if any(key.startswith("as") for key in user):
             raise Unusable(f"cannot use {names}: impersonation (`as`) is not supported")
@@ -1471,6 +1477,7 @@ class Memory:
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[int | str, BackOff] = field(default_factory=dict)  # by ordinal (one more try)
     restart: BackOff = NEVER_FAILED  # of restarting pods (one more is restarted)
+    ended: set[str] = field(default_factory=set)  # UIDs of pods to restart meanwhile (they wait)
     leaving: dict[str, float] = field(default_factory=dict)  # by UID, until when (one more goes)
     accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[str, ...] = ()  # its versions when all was done (it is looked at again)
@@ -1742,8 +1749,10 @@ class Operator:
         uids = {uid_of(pod) for pod in job.pods if not is_ending(pod)}
         leaving = memory.leaving.items()
         memory.leaving = {uid: until for uid, until in leaving if uid in uids and now < until}
-        may_restart = now >= memory.restart.until
-        job.todo = choose(job.actions, memory.back_offs, memory.leaving, may_restart, now)
+        if now >= memory.restart.until:
+            restarts = [action for action in job.actions if action.verb == "restart"]
+            memory.ended = {uid_of(action.pod) for action in restarts}
+        job.todo = choose(job.actions, memory.back_offs, memory.leaving, memory.ended, now)
         for start in range(self.batch, len(job.todo), self.batch):
             self.submit(job, start)
 
@@ -1807,7 +1816,7 @@ class Operator:
         if not job.failures or self.cluster.dry_run:
             return False
         memory = job.memory
-        return bool(choose(job.actions, memory.back_offs, memory.leaving, False, self.clock()))
+        return bool(choose(job.actions, memory.back_offs, memory.leaving, (), self.clock()))
 
     def tell_all(self, job: Job) -> None:
         """Write the status and the events of a Milvus."""

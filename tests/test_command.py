@@ -172,6 +172,9 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     for text in ("", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"):
         file.write_text(text)
         refusal(str(file))
+    text = Path(write_kubeconfig(file, NOWHERE)).read_text()
+    file.write_text(text.replace("user: a", "user: nobody"))
+    assert "nobody" in refusal(str(file))
     file.write_text("users: *HUNTER2")
     message = f'cannot use FILE: it is not valid YAML in "{file}", line 1, column 8'
     assert refusal(str(file)) == message.replace(str(file), "FILE")

@@ -21,7 +21,8 @@ def todo(
 ) -> str:
     """What is done now, such as `delete x-2, create x-0`."""
     actions = decided(milvus(replicas), pods(there))
-    actions = mo.choose(actions, back_offs, leaving.split(), may_restart, 0)
+    ended = {mo.uid_of(pod) for pod in pods(there)} if may_restart else ()
+    actions = mo.choose(actions, back_offs, leaving.split(), ended, 0)
     return ", ".join(f"{action.verb} x-{action.ordinal}" for action in actions)
 
 

@@ -67,6 +67,21 @@ def test_pods_that_end_together_count_once_for_the_back_off() -> None:
     assert world.times("delete", "pods") == [0, 0, 20, 0, 0]
 
 
+def test_of_pods_that_end_together_none_waits_because_another_was_quicker() -> None:
+    world = at_rest(milvus("x", replicas=12))
+    before = world.uids()
+    for name in before:
+        world.server.fail(name)
+    for ordinal in range(1, 9):  # so many that the pass ends
+        world.server.refuse("delete", "pods", 403, "no", name=f"x-{ordinal}")
+    again = lambda _: world.server.fail("x-9")  # noqa: E731
+    world.server.when("delete", "pods", again, name="x-9", times=1)
+    world.passes(2)
+    after = world.uids()
+    gone = [name for name in before if after.get(name) != before[name]]
+    assert gone == ["x-0", "x-10", "x-11", "x-9"]
+
+
 def test_only_the_given_namespaces_are_served() -> None:
     several = [milvus("x", "a"), milvus("y", "b"), milvus("z", "c")]
     assert at_rest(*several, namespaces=["a", "b"]).pods() == ["x-0", "y-0"]

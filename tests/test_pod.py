@@ -232,7 +232,7 @@ PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 90
 MOUNT = "{name: data, mountPath: /var/lib/milvus}"
 TIMES = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
 OTHER_MOUNT = MOUNT.replace("data", "a")
-MALFORMED = ("", "text", "[~]", "[{}]", "[{name: [a]}]")  # for the API server to reject
+MALFORMED = ("text", "[~]", "[{}]", "[{name: [a]}]")  # for the API server to reject
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,7 @@ MALFORMED = ("", "text", "[~]", "[{}]", "[{name: [a]}]")  # for the API server t
         ("volumes: [{name: a}]", f"volumes: [{DATA}, {{name: a}}]"),
         ("volumes: [{name: data, hostPath: {}}]", "volumes: [{name: data, hostPath: {}}]"),
         ("volumes: []", f"volumes: [{DATA}]"),
+        ("{volumes: , containers: }", "{}"),  # the items are commented out
         *((f"volumes: {odd}", f"volumes: {odd}") for odd in MALFORMED),
     ],
 )
@@ -261,6 +262,7 @@ def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
         ("volumeMounts: [{mountPath: /tmp}]", f"volumeMounts: [{MOUNT}, {{mountPath: /tmp}}]"),
         (f"volumeMounts: [{OTHER_MOUNT}]", f"volumeMounts: [{OTHER_MOUNT}]"),
         ("env: [{name: }]", "env: [{name: }]"),
+        ("{env: , ports: , volumeMounts: }", "{}"),  # the database keeps its settings and its data
         # A probe has exactly one kind of check.
         (
             "startupProbe: {httpGet: {path: /up}}",

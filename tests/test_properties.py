@@ -101,7 +101,8 @@ def test_one_ready_pod_at_a_time_and_only_while_all_others_are_ready(
     pods: list[Obj], count: int, backing_off: set[int | str], may_restart: bool
 ) -> None:
     failed = dict.fromkeys(backing_off, mo.BackOff(until=1))
-    chosen = mo.choose(decided(milvus(count), pods), failed, (), may_restart, 0)
+    ended = {*map(mo.uid_of, pods)} if may_restart else ()
+    chosen = mo.choose(decided(milvus(count), pods), failed, (), ended, 0)
     assert not backing_off & {action.ordinal for action in chosen}
     replaced = [action for action in chosen if action.verb in ("restart", "replace")]
     for disrupted in filter(lambda action: mo.is_ready(action.pod), replaced):
