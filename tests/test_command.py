@@ -175,6 +175,8 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     text = Path(write_kubeconfig(file, NOWHERE)).read_text()
     file.write_text(text.replace("user: a", "user: nobody"))
     assert "nobody" in refusal(str(file))
+    file.write_text(text.replace("user: a", ""))
+    assert mo.connect(str(file), 1, None).namespace
     file.write_text("users: *HUNTER2")
     message = f'cannot use FILE: it is not valid YAML in "{file}", line 1, column 8'
     assert refusal(str(file)) == message.replace(str(file), "FILE")
