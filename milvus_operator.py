@@ -1902,7 +1902,7 @@ class Operator:
 
     def record_success(self, job: Job, action: Action) -> None:
         memory, name = job.memory, pod_name(job.milvus, action.ordinal)
-        is_first = self.clock() >= memory.restart.until
+        is_first = job.this.listed >= memory.restart.until
         if action.verb == "restart" and is_first and not self.cluster.dry_run:
             memory.restart = memory.restart.longer(10, 300, self.clock())
         self.outcomes.append(DONE[action.verb])

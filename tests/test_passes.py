@@ -67,6 +67,19 @@ def test_pods_that_end_together_count_once_for_the_back_off() -> None:
     assert world.times("delete", "pods") == [0, 0, 20, 0, 0]
 
 
+def test_pods_that_end_together_count_once_however_slow_the_deletes() -> None:
+    world = at_rest(milvus("x", replicas=2))
+    for name in world.pods():
+        world.server.fail(name)
+    world.server.when("delete", "pods", lambda _: world.clock.advance(12), times=2)
+    world.passes(2)
+    world.server.finish_deletions()
+    world.passes()
+    world.server.fail("x-0")
+    world.passes()
+    assert world.names("delete", "pods") == ["x-0", "x-1", "x-0"]
+
+
 def test_of_pods_that_end_together_none_waits_because_another_was_quicker() -> None:
     world = at_rest(milvus("x", replicas=12))
     before = world.uids()
