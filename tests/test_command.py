@@ -178,8 +178,8 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     file.write_text(text.replace("user: a", ""))
     assert mo.connect(str(file), 1, None).namespace
     file.write_text("users: *HUNTER2")
-    message = f'cannot use FILE: it is not valid YAML in "{file}", line 1, column 8'
-    assert refusal(str(file)) == message.replace(str(file), "FILE")
+    said = refusal(str(file))
+    assert said == 'cannot use FILE: it is not valid YAML in "FILE", line 1, column 8'
     file.unlink()
     file.symlink_to(file)  # not even root can read a loop of links
     refusal(str(file))

@@ -204,10 +204,12 @@ def test_a_plugin_that_fails_at_the_start_is_retried_until_it_works(
 
 def test_on_a_terminal_a_plugin_that_fails_speaks_for_itself(api: Api, tmp_path: Path) -> None:
     api.accept("good")
-    _, terminal = pty.openpty()
+    master, terminal = pty.openpty()
     command = [sys.executable, mo.__file__, "--once", "--kubeconfig"]
     command.append(api.kubeconfig(Plugin(tmp_path).user))
     done = subprocess.run(command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE)
+    os.close(master)
+    os.close(terminal)
     said = r"today .* rejects the credentials: the .* plugin failed; its own words are above\n"
     assert re.search(said, done.stderr.decode(), re.DOTALL)
 
