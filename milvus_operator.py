@@ -654,9 +654,10 @@ DONE = {"create": "created", "adopt": "adopted"} | dict.fromkeys(
 OUTDATED = "outdated template"
 
 
-def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: Collection[str]) -> list[Action]:
+def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: set[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; a roll does not wait for the pods named in `stuck`."""
+    one of its names; a roll does not wait for the pods named in `stuck` unless they are updated:
+    those only have to start."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -684,7 +685,11 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: Collection[str
             running[ordinal] = current
     ready = {name_of(pod) for pod in mine.values() if is_ready(pod)}
     desired = {pod_name(milvus, ordinal) for ordinal in range(spec.replicas)}
-    return actions + roll(running, spec.template_hash, all_ready=desired <= ready.union(stuck))
+    updated = {
+        name_of(pod) for pod in running.values() if template_hash_of(pod) == spec.template_hash
+    }
+    all_ready = desired <= ready | (stuck - updated)
+    return actions + roll(running, spec.template_hash, all_ready)
 
 
 def why_restart(milvus: Obj, ordinal: int, pod: Obj) -> str:
@@ -922,6 +927,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.code = code  # of HTTP; 0: there was no valid response
         self.reason = reason  # of the server's Status object, or one of ours
+        self.verb = ""  # of the request; `get` is not for lists
         self.resource = ""  # the plural name of what was requested
         self.outage = ""  # a line about a cause that affects more than one Milvus
         self.is_check = False  # whether a dry run of the template failed, which all pods share
@@ -1086,8 +1092,8 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
         text = "its server or the proxy is not a valid URL"
         raise Unusable(f"cannot use {source}: {text}") from None
     except yaml.YAMLError as error:  # its text may quote a password
-        where = str(getattr(error, "problem_mark", "")).strip()
-        raise Unusable(f"cannot use {source}: it is not valid YAML {where}") from None
+        text = f"it is not valid YAML {getattr(error, 'problem_mark', None) or ''}"
+        raise Unusable(f"cannot use {source}: {' '.join(text.split())}") from None
     except (ConfigException, OSError, urllib3.exceptions.HTTPError) as error:
         text = without_secrets(" ".join(str(error).split()))
         raise Unusable(f"cannot use {source}: {text}") from None
@@ -1290,8 +1296,8 @@ class Cluster:
             return read(body)
         except ApiError as error:
             code = str(error.code or code)
-            error.resource = resource.name
-            error.outage = self.outage(error, asked, namespace)
+            error.verb, error.resource = asked, resource.name
+            error.outage = self.outage(error, namespace)
             raise
         finally:
             REQUESTS.labels(asked, resource.name, code).inc()
@@ -1312,7 +1318,7 @@ class Cluster:
         finally:
             self.answered = self.clock()
 
-    def outage(self, error: ApiError, verb: str, namespace: str | None) -> str:
+    def outage(self, error: ApiError, namespace: str | None) -> str:
         """The line to log if the cause affects more than one Milvus: what is wrong, what to do."""
         where, resource = place(namespace), error.resource
         denied = DENIED.match(str(error)) if error.code == 403 else None
@@ -1326,7 +1332,7 @@ class Cluster:
                 needed = f"update {PLURAL}/finalizers"
             advice = "add this permission to the operator's role (see deploy.yaml)"
             return f"not allowed to {needed} in {where}: {advice}"
-        if verb != "list":
+        if error.verb != "list":
             return ""
         if error.code == 0:
             return f"requests to {self.server} fail: {error}"
@@ -1915,12 +1921,13 @@ class Operator:
         memory = job.memory
         back_off = memory.back_off(action.ordinal, error, self.clock(), DONE[action.verb])
         job.failures += 1
-        is_delete = back_off.what == "deleted" and not error.is_check
+        is_delete = back_off.what == DONE["delete"] and not error.is_check
         if is_delete and error.is_lost and is_ready(action.pod):
             memory.leaving[uid_of(action.pod)] = self.clock() + MAX_REQUEST
         memory.accepted = ""
         is_quota = back_off.why.reason == QUOTA_EXCEEDED
-        if error.is_check or (error.resource == "pods" and (error.outage or is_quota)):
+        is_write = error.resource == "pods" and error.verb != "get"
+        if error.is_check or (is_write and (error.outage or is_quota)):
             for other in job.actions:
                 if other.verb == action.verb:
                     memory.back_offs[other.ordinal] = back_off

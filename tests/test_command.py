@@ -169,7 +169,7 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     file = tmp_path / "config"
     assert "nope" in refusal(write_kubeconfig(file, NOWHERE), context="nope")
     refusal(str(tmp_path))
-    for text in ("", "text", "a: [", "{}", "[1]", "\0", "clusters: 7", "current-context: x"):
+    for text in ("", "text", "a: [", "{}", "[1]", "clusters: 7", "current-context: x"):
         file.write_text(text)
         refusal(str(file))
     text = Path(write_kubeconfig(file, NOWHERE)).read_text()
@@ -177,6 +177,8 @@ def test_a_file_that_is_not_a_kubeconfig_or_cannot_be_read_is_named(tmp_path: Pa
     assert "nobody" in refusal(str(file))
     file.write_text(text.replace("user: a", ""))
     assert mo.connect(str(file), 1, None).namespace
+    file.write_text("\0")
+    assert refusal(str(file)) == "cannot use FILE: it is not valid YAML"
     file.write_text("users: *HUNTER2")
     said = refusal(str(file))
     assert said == 'cannot use FILE: it is not valid YAML in "FILE", line 1, column 8'

@@ -456,7 +456,7 @@ LOGIN = "http://localhost rejects the credentials: log in again, or renew the to
 
 def outage(code: int, message: str) -> str:
     connection = mo.Connection(ApiClient(Configuration("http://localhost")), "ns", None, {})
-    return mo.Cluster(lambda _: connection).outage(mo.ApiError(code, message), "create", "ns")
+    return mo.Cluster(lambda _: connection).outage(mo.ApiError(code, message), "ns")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,16 @@ def test_a_stranger_with_our_name_is_left_alone_and_the_others_go_on() -> None:
     assert world.reason() == "Reconciled"
 
 
+def test_who_holds_a_name_may_be_a_secret_but_the_other_pods_are_created() -> None:
+    world = World(milvus("x", replicas=3), pod("x-0"))
+    words = 'pods "x-0" is forbidden: User "u" cannot get resource "pods" in API group ""'
+    world.server.refuse("get", "pods", 403, words)
+    world.passes(2)
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    assert world.reason() == "Forbidden"
+    assert any("not allowed to get pods in namespace test" in line for line in world.troubles)
+
+
 # --- Orphans ---
 def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     world = at_rest(milvus("x", replicas=4))

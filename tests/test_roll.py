@@ -252,8 +252,11 @@ def test_a_broken_pod_or_an_orphan_that_is_refused_for_ever_holds_up_a_roll_for_
     assert world.images() == ["milvus:2", "milvus:1", "milvus:2"]
 
 
-def test_a_new_pod_that_lost_a_label_is_waited_for_like_any_other() -> None:
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_pod_that_lost_a_label_is_waited_for_like_any_other(is_ready: bool) -> None:
     world = at_rest(milvus("x", replicas=3))
+    world.server.set_pod("x-2", is_ready)
+    world.patch("pods", "x-2", labels={mo.INSTANCE_LABEL: None})
     world.change("x", image="milvus:2")
     world.passes()
     world.server.finish_deletions()
