@@ -106,9 +106,9 @@ CLAIM_TERMINATING, NAMESPACE_TERMINATING = "ClaimTerminating", "NamespaceTermina
 PENDING = "Pending"
 WAITING = {CLAIM_TERMINATING, NAMESPACE_TERMINATING, PENDING}
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
-PASSING = {
+PASSING = WAITING | {
     "Creating",
-    "Pending",
+    "Waiting",
     "ContainerCreating",
     "PodInitializing",
     "ContainersNotReady",  # they run, and may still be starting
@@ -656,8 +656,7 @@ OUTDATED = "outdated template"
 
 def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: set[str]) -> list[Action]:
     """Everything that should be done, in order. `pods` are those of the Milvus and those that have
-    one of its names; a roll does not wait for the pods named in `stuck` unless they are updated:
-    those only have to start."""
+    one of its names; a roll does not wait for pods named in `stuck`, unless they are updated."""
     mine, present = members(milvus, pods), {*map(name_of, pods)}
     actions = list[Action]()
     for ordinal in sorted(mine, reverse=True):
@@ -685,9 +684,7 @@ def decide(milvus: Obj, spec: Spec, pods: Collection[Obj], stuck: set[str]) -> l
             running[ordinal] = current
     ready = {name_of(pod) for pod in mine.values() if is_ready(pod)}
     desired = {pod_name(milvus, ordinal) for ordinal in range(spec.replicas)}
-    updated = {
-        name_of(pod) for pod in running.values() if template_hash_of(pod) == spec.template_hash
-    }
+    updated = {name_of(pod) for pod in mine.values() if template_hash_of(pod) == spec.template_hash}
     all_ready = desired <= ready | (stuck - updated)
     return actions + roll(running, spec.template_hash, all_ready)
 
@@ -1734,7 +1731,10 @@ class Operator:
         memory, milvus, now = job.memory, job.milvus, job.this.listed
         if generation_of(milvus) != memory.generation:
             memory.generation = generation_of(milvus)
-            memory.back_offs = {}
+            before = memory.back_offs  # all is tried at once; until then, an outage has not ended
+            memory.back_offs = {
+                key: BackOff(outage=before[key].outage) for key in (STATUS, EVENTS) if key in before
+            }
         if now >= memory.restart.until - memory.restart.delay + 600:
             memory.restart = NEVER_FAILED
         try:

@@ -390,6 +390,8 @@ def test_a_real_problem_is_shown_before_one_that_will_pass(passing: str) -> None
     there = [unready] if passing == "x-0 unready" else pods(passing)
     found = conditions(milvus(3), [*there, running(WAITING)])
     assert found["Ready"][1] == "ImagePullBackOff"
+    found = conditions(milvus(3), [running(WAITING)], x_0=mo.Reason("ClaimTerminating", "why"))
+    assert found["Ready"][1] == "ImagePullBackOff"
 
 
 STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]

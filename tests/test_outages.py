@@ -52,6 +52,20 @@ def test_a_list_that_fails_is_one_line_that_says_what_to_do(
     assert len(world.pods()) == 3
 
 
+@pytest.mark.parametrize(("verb", "resource"), [("create", "events"), ("patch", "milvuses/status")])
+def test_a_changed_spec_does_not_end_a_missing_permission(verb: str, resource: str) -> None:
+    world = World(milvus("x"))
+    right = f'User "u" cannot {verb} resource "{resource}" in API group'
+    world.server.refuse(verb, resource, 403, f"it is forbidden: {right}")
+    world.passes(3)
+    good = passes_that("success")
+    for replicas in (2, 3):
+        world.change("x", replicas=replicas)
+        world.live(3)
+    assert [line for line in world.log if "resolved" in line] == []
+    assert (len(world.troubles), passes_that("success")) == (1, good)
+
+
 def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
     world = World(interval=5)
     rule = world.server.refuse("list", "pods", 500, "not now")

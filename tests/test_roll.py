@@ -269,6 +269,18 @@ def test_a_pod_that_lost_a_label_is_waited_for_like_any_other(is_ready: bool) ->
     assert deleted(world) == ["x-2", "x-1"]
 
 
+def test_an_updated_pod_that_has_ended_is_waited_for_although_its_delete_is_refused() -> None:
+    world = at_rest(milvus("x", replicas=3))
+    world.change("x", image="milvus:2")
+    world.passes()
+    world.server.finish_deletions()
+    world.passes()
+    world.server.fail("x-2")
+    world.server.refuse("delete", "pods", 403, "no", name="x-2")
+    world.passes(20)
+    assert {*deleted(world)} == {"x-2"}
+
+
 def test_a_pod_whose_adoption_may_have_been_lost_is_not_about_to_leave() -> None:
     world = at_rest(milvus("x", replicas=3))
     world.patch("pods", "x-0", ownerReferences=None)
