@@ -5,8 +5,6 @@ import json
 import milvus_operator as mo
 from tests.lib.kit import Clock, Kube, Obj, eventually, make_pass, rest, settle
 
-# Validation ----------------------------------------------------------------------------
-
 
 def test_the_crd_rejects_what_cannot_be_served(kube: Kube) -> None:
     def answer(spec: str, name: str = "x") -> str:
@@ -45,9 +43,8 @@ REJECTED: dict[str, tuple[Obj, str]] = {
 }
 
 
-def test_what_the_server_rejects_is_told_in_its_words_and_costs_no_pod(
-    kube: Kube, operator: mo.Operator
-) -> None:
+def test_what_is_rejected_is_told_and_costs_no_pod(kube: Kube, operator: mo.Operator) -> None:
+    """In the words of the server."""
     kube.create("x")
     rest(operator, kube, "x-0")
     before = kube.uids()
@@ -62,9 +59,6 @@ def test_what_the_server_rejects_is_told_in_its_words_and_costs_no_pod(
         reconciled = kube.condition("Reconciled", name)
         assert reconciled["reason"] == ("Forbidden" if name == "denied" else "Invalid")
         assert message in reconciled["message"]
-
-
-# Garbage collection, scheduling, kubectl -----------------------------------------------
 
 
 def test_orphans_are_adopted_by_a_new_milvus_which_takes_them_along_when_it_is_deleted(

@@ -67,9 +67,7 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
 
 def create_raw(kube: Kube, name: str, spec: str) -> None:
     """Create a Milvus from a spec in JSON, if the API server accepts it."""
-    head = (
-        f'"apiVersion": "{mo.API_VERSION}", "kind": "{mo.KIND}", "metadata": {{"name": "{name}"}}'
-    )
+    head = f'"apiVersion": "{mo.API_VERSION}", "kind": "Milvus", "metadata": {{"name": "{name}"}}'
     kube.request("POST", kube.milvuses_path, body=f'{{{head}, "spec": {spec}}}'.encode())
 
 
@@ -125,8 +123,7 @@ def test_bad_specs_get_a_clear_message_and_harm_nobody(
     kube: Kube, operator: mo.Operator, other_version: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a status subresource and no schema, the API server stores almost anything."""
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"openAPIV3Schema": anything}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     other_version(ORIGINAL_VERSION | {"schema": schema, "subresources": {"status": {}}})
     for number, spec in enumerate(SPECS):
         create_raw(kube, f"bad-{number}", json.dumps(spec))

@@ -57,9 +57,7 @@ def test_nothing_is_lost_and_nobody_is_harmed_whatever_fails_on_the_wire(
 
 
 @pytest.mark.slow
-def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(
-    kube: Kube, wire: Wire, tmp_path: Path
-) -> None:
+def test_nothing_grows_in_a_short_soak(kube: Kube, wire: Wire, tmp_path: Path) -> None:
     run = soak(kube, wire, tmp_path, seconds=20)
     assert not run.growth(), run
 
@@ -67,9 +65,7 @@ def test_a_short_soak_keeps_memory_threads_files_and_connections_flat(
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)  # seconds; a quiet machine needs a tenth of that
-def test_kills_of_the_operator_and_of_the_control_plane_in_the_middle_of_writes_do_no_harm(
-    tmp_path: Path,
-) -> None:
+def test_kills_of_the_operator_and_the_control_plane_amid_writes_do_no_harm(tmp_path: Path) -> None:
     """The API server keeps no cache, so that the recorder misses no change."""
     with (
         ControlPlane("--watch-cache=false") as plane,

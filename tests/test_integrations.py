@@ -17,12 +17,8 @@ from tests.lib.objects import NOW, by_kind, milvus, new_status, pod, pods
 
 TEXT = (TOP / "docs" / "integrations.md").read_text()
 
-# Argo CD and Flux ----------------------------------------------------------------------
-
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
-ARGO, FLUX = (
-    yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S)
-)
+ARGO, FLUX = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S))
 (VERSION,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 UNPULLED = {"name": "milvus", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
@@ -90,8 +86,6 @@ def test_argo_cd_and_flux_show_what_the_table_says() -> None:
     ending["metadata"]["deletionTimestamp"] = NOW
     assert flux(ending) == "InProgress"
 
-
-# Prometheus ----------------------------------------------------------------------------
 
 MONITOR, RULES = (doc["spec"] for doc in yaml.safe_load_all((TOP / "monitoring.yaml").read_text()))
 

@@ -36,14 +36,10 @@ def test_nothing_is_left_behind(signum: int) -> None:
     eventually(lambda: not processes_of(folder) and not Path(folder).exists())
 
 
-def failed_build(**env: str) -> str:
-    """What a build that fails says."""
-    return output_of(sys.executable, SCRIPT, "build", code=1, env=env)
-
-
 def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    said = failed_build(HOME=str(tmp_path), PATH="/nowhere", **no_index)
+    env = no_index | {"HOME": str(tmp_path), "PATH": "/nowhere"}
+    said = output_of(sys.executable, SCRIPT, "build", code=1, env=env)
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
 
@@ -83,13 +79,12 @@ esac
 """
 
 
-def test_a_new_binary_that_does_not_start_is_thrown_away_and_its_words_are_shown(
-    tmp_path: Path,
-) -> None:
+def test_a_new_binary_that_does_not_start_is_thrown_away_and_quoted(tmp_path: Path) -> None:
     """The Go of this test makes scripts; the one named kwok does not start."""
     (tmp_path / "go").write_text(FAKE_GO)
     (tmp_path / "go").chmod(0o755)
-    said = failed_build(HOME=str(tmp_path), PATH=f"{tmp_path}:/usr/bin:/bin")
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    said = output_of(sys.executable, SCRIPT, "build", code=1, env=env)
     why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
     assert why in said.splitlines()[-1]
     (cached,) = tmp_path.glob(".cache/milvus-operator/*")

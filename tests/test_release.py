@@ -27,9 +27,7 @@ def make(*arguments: str, **options: Any) -> str:
     return output_of("make", "-o", ".venv/run", this, *arguments, **options)
 
 
-def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_others(
-    tmp_path: Path,
-) -> None:
+def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path: Path) -> None:
     output_of(sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE)
     manifests = tmp_path / "bundle/manifests"
     crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
@@ -44,10 +42,8 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_ot
     assert example == yaml.safe_load((TOP / "samples/minimal.yaml").read_text())
     deploy = by_kind((TOP / "deploy.yaml").read_text())
     install = version["spec"]["install"]["spec"]
-    rules = deploy["ClusterRole"]["rules"]
-    assert install["permissions"] == [
-        {"serviceAccountName": "milvus-polling-operator", "rules": rules}
-    ]
+    permissions = {"serviceAccountName": mo.MANAGER, "rules": deploy["ClusterRole"]["rules"]}
+    assert install["permissions"] == [permissions]
     assert "clusterPermissions" not in install, "they are limited to the managed namespaces"
     (deployment,), ours = install["deployments"], deploy["Deployment"]["spec"]
     container = deployment["spec"]["template"]["spec"]["containers"][0]
@@ -60,9 +56,7 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests_and_no_ot
     assert deployment["spec"] == ours
 
 
-def test_a_release_needs_results_of_this_operator_is_reproducible_and_has_right_checksums(
-    tmp_path: Path,
-) -> None:
+def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: Path) -> None:
     for name in ("bundle", "benchmarks", "samples", "docs"):
         shutil.copytree(TOP / name, tmp_path / name)
     for name in ("Makefile", "crd.yaml", "deploy.yaml", "milvus_operator.py"):
@@ -129,9 +123,7 @@ def at_a_terminal(kube: Kube, target: str, answer: str, code: int) -> str:
     return said
 
 
-def test_removing_says_what_it_removes_asks_at_a_terminal_and_keeps_the_pods(
-    kube: Kube, operator: mo.Operator
-) -> None:
+def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo.Operator) -> None:
     until_gone(kube, SYSTEM)
     kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
     kube.create()

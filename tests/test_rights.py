@@ -7,7 +7,7 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.front import target_of
-from tests.lib.kit import Kube, Obj, make_pass, new_operator, output_of
+from tests.lib.kit import Kube, Obj, new_operator, output_of, settle
 from tests.lib.wire import Wire
 
 Right = tuple[str, str, str]  # verb, resource, group
@@ -31,49 +31,35 @@ def rights(documents: list[Obj]) -> set[Right]:
     }
 
 
-def token(kube: Kube, namespace: str) -> str:
-    return kube.kubectl("create", "token", mo.MANAGER, "-n", namespace).strip()
-
-
 @pytest.fixture(params=["all namespaces", "one namespace"])
 def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list[Obj], str]]:
     """Applies the manifest of an installation; its documents and its namespace."""
     documents = manifest(kube.ns if request.param == "one namespace" else "")
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
-    namespace = deployment["metadata"]["namespace"]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert ("--all-namespaces" in container["args"]) == (namespace != kube.ns)
-    kinds = " ".join(document["kind"] for document in documents)
-    assert ("Cluster" in kinds) == ("Namespace" in kinds) == (namespace != kube.ns)
-    kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    namespace, everything = mo.namespace_of(deployment), yaml.safe_dump_all(documents)
+    kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=everything)
     yield documents, namespace
     if namespace != kube.ns:
-        everything = yaml.safe_dump_all(documents)
         kube.kubectl("delete", "-n", namespace, "-f", "-", "--wait=false", stdin=everything)
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
     """Make the operator do everything that it ever does; what it is not allowed is skipped."""
-
-    def passes() -> None:
-        for _ in range(4):
-            make_pass(operator)
-
-    make_pass(operator)  # while there is nothing yet
+    settle(operator)  # while there is nothing yet
     kube.create(replicas=2)
     kube.create("kept", storage={"size": "1Gi", "storageClassName": "none"})
     kube.create_pod("taken-0")
     kube.create("taken")
-    passes()
+    settle(operator)
     for name in {"x-0", "kept-0"} & {*kube.names()}:  # the claim of the latter exists already
         kube.kubectl("delete", "pod", name)
-    passes()
+    settle(operator)
     kube.change(replicas=1)
-    passes()
+    settle(operator)
     if "x-0" not in kube.names():
         kube.create_pod("x-0", labels=mo.selector_of(kube.get()))
     kube.patch_pod("x-0", ownerReferences=None)
-    passes()
+    settle(operator)
 
 
 @pytest.mark.platform
@@ -81,7 +67,7 @@ def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     documents, namespace = installed
-    bearer = token(kube, namespace)
+    bearer = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace).strip()
     namespaces = [None if namespace != kube.ns else kube.ns]
     operator = new_operator(kube, namespaces=namespaces, server=wire.url, token=bearer)
     live(kube, operator)
@@ -105,7 +91,8 @@ def test_a_missing_right_is_named_once_and_everything_else_goes_on(
         for verb, resource, group in rights(documents) - {missing}
     ]
     kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
-    operator = new_operator(kube, token=token(kube, kube.ns))
+    bearer = kube.kubectl("create", "token", mo.MANAGER).strip()
+    operator = new_operator(kube, token=bearer)
     live(kube, operator)
     verb, resource, _ = missing
     right = f"not allowed to {verb} {resource} in namespace {kube.ns}"

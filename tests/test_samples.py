@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, eventually, settle
+from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, rest
 from tests.lib.objects import by_kind
 
 SAMPLES = [TOP / "sample.yaml", *sorted((TOP / "samples").glob("*.yaml"))]
@@ -21,13 +21,8 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
     claim = {"namespace": kube.ns, "name": "data-vectors-0"}
     kube.create_volume(kube.ns, "100Gi", claimRef=claim)
     kube.kubectl("apply", "-f", str(sample))
-
-    def is_ready() -> bool:
-        settle(operator)
-        return kube.condition("Ready", name).get("status") == "True"
-
-    eventually(is_ready)
-    assert kube.names() == [f"{name}-0"]
+    rest(operator, kube, f"{name}-0")
+    assert kube.condition("Ready", name)["status"] == "True"
     kube.kubectl("delete", "pv", kube.ns, "--wait=false")
     (pod,) = kube.all_pods().values()
     spread = pod["spec"].get("topologySpreadConstraints", [])

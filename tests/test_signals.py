@@ -35,16 +35,14 @@ def slow_creates(api: Api, seconds: float) -> threading.Event:
 
 
 def test_a_signal_during_the_start_ends_it_at_once(run: Start) -> None:
-    """During the imports, while the kubeconfig is read, and up to the end of the first pass."""
+    """During the imports, which take long, while the kubeconfig is read, and up to the end of the
+    first pass. Process 1 of a container gets only the signals that it handles."""
     for delay in (0, 100, 200, 300, 400, 600, 1200):
         process = run()
         folder = Path(f"/proc/{process.process.pid}")
         while not is_handled(folder):  # Python itself is starting
             time.sleep(0.001)
-        assert "site-packages" not in (folder / "maps").read_text(), (
-            "before the imports, which take long: process 1 of a container gets only the signals "
-            "that it handles"
-        )
+        assert "site-packages" not in (folder / "maps").read_text(), "before the imports"
         time.sleep(delay / 1000)
         assert process.stop() == 0, f"after {delay} ms: {process.log}"
         assert "Traceback" not in process.log
@@ -58,9 +56,8 @@ def is_handled(folder: Path) -> bool:
 
 @pytest.mark.parametrize("line", ["a pass every", "pass over"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_right_after_the_start_or_between_two_passes_ends_it_at_once(
-    run: Start, line: str, signum: int
-) -> None:
+def test_a_signal_after_the_start_ends_it_at_once(run: Start, line: str, signum: int) -> None:
+    """Right after it, or between two passes."""
     process = run("--interval", "3600")
     process.says(line)
     assert process.stop(signum) == 0, process.log
@@ -109,10 +106,10 @@ def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_i
 
 
 @pytest.mark.parametrize("interval", ["3600", "0.3"])
-def test_writes_in_progress_are_finished_before_it_ends_and_no_other_begins(
+def test_a_write_in_progress_is_finished_and_no_other_begins(
     api: Api, run: Start, interval: str
 ) -> None:
-    """Even those that take longer than their pass."""
+    """Even one that takes longer than its pass."""
     in_progress = slow_creates(api, 2.5)
     api.world.add(milvus("x", replicas=5))
     process = run("--interval", interval, "--workers", "1")
