@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -101,9 +101,8 @@ def operator(kube: Kube, clock: Clock) -> mo.Operator:
 
 @pytest.fixture
 def wire(plane: ControlPlane) -> Iterator[Wire]:
-    wire = kit.new_wire(plane)
-    yield wire
-    wire.close()
+    with closing(kit.new_wire(plane)) as wire:
+        yield wire
 
 
 @pytest.fixture
@@ -128,9 +127,8 @@ def other_version(kube: Kube) -> Any:
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
     """The server in memory on a port."""
-    api = Api(tmp_path)
-    yield api
-    api.close()
+    with closing(Api(tmp_path)) as api:
+        yield api
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What can be checked of the image without building it: `make image` needs a builder and the package index."""
 
 import re
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -32,21 +31,18 @@ def test_the_base_image_is_pinned_and_has_a_python_that_the_lock_and_the_matrix_
 
 def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:
     copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M)
-    assert {f"!{file}" for files in copied for file in files.split()} | {"*"} == {
-        *(TOP / ".dockerignore").read_text().splitlines()
-    }
+    ignored = (TOP / ".dockerignore").read_text().splitlines()
+    assert {f"!{file}" for files in copied for file in files.split()} | {"*"} == {*ignored}
 
 
-def test_what_the_image_leaves_out_is_not_imported(tmp_path: Path) -> None:
+def test_what_the_image_leaves_out_is_not_imported(api: Api) -> None:
     removed = re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M)
     modules = [path.rstrip("*").replace("/", ".") for paths in removed for path in paths.split()]
     assert "aiohttp" in modules
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
-    )
-    api = Api(tmp_path, milvus("x", replicas=2))
+    without = f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
+    (api.folder / "sitecustomize.py").write_text(without)
+    api.world.add(milvus("x", replicas=2))
     options = ["--once", "--kubeconfig", api.kubeconfig()]
-    process = Command(*options, env={"PYTHONPATH": str(tmp_path)})
+    process = Command(*options, env={"PYTHONPATH": str(api.folder)})
     assert process.end() == 0, process.log
     assert api.world.pods() == ["x-0", "x-1"]
-    api.close()

@@ -111,28 +111,21 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
     assert kube.status()["updatedReplicas"] == 1
 
 
-def at_a_terminal(kube: Kube, target: str, answer: str, code: int) -> str:
-    """Run make with a terminal as its standard input; returns its output."""
-    master, terminal = pty.openpty()
-    os.write(master, f"{answer}\n".encode())
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
-    command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
-    said = output_of(*command, code=code, env=env, stdin=terminal)
-    os.close(master)
-    os.close(terminal)
-    return said
-
-
 def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo.Operator) -> None:
     until_gone(kube, SYSTEM)
     kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
     kube.create()
     settle(operator)
-    for target in ("uninstall", "undeploy"):
-        said = at_a_terminal(kube, target, "n", code=2)
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
+    master, terminal = pty.openpty()
+    for target, answer, code in (("uninstall", "n", 2), ("undeploy", "n", 2), ("undeploy", "y", 0)):
+        kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
+        os.write(master, f"{answer}\n".encode())
+        command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
+        said = output_of(*command, code=code, env=env, stdin=terminal)
         assert "every Milvus" in said
-        assert "Continue? [y/N] Nothing was removed.\nmake: " in said
-    kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
-    said = at_a_terminal(kube, "undeploy", "y", code=0)
+        assert ("Continue? [y/N] Nothing was removed.\nmake: " in said) == (answer == "n")
+    os.close(master)
+    os.close(terminal)
     assert f'namespace "{SYSTEM}" deleted' in said
     assert kube.names() == ["x-0"]

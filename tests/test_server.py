@@ -1,8 +1,5 @@
-"""The server in memory answers as a real API server does.
-
-Each case is a few requests. They are sent to both servers, and the answers must be the same but
-for UIDs, versions and times.
-"""
+"""The server in memory answers as a real API server does: each case is a few requests, to which the
+answers of both must be the same but for UIDs, versions and times."""
 
 import json
 import re
@@ -44,13 +41,11 @@ class Side:
 
     def ask(self, verb: str, resource: str, name: str | None = None, **arguments: Any) -> Obj:
         """Send a request; an answer that refuses it is returned like any other."""
-        if name:
-            arguments["name"] = name
         if verb == "patch":
             arguments.setdefault("content_type", MERGE)
         call = getattr(self.resources[resource], verb)
         try:
-            response = call(namespace=self.namespace, serialize=False, **arguments)
+            response = call(namespace=self.namespace, name=name, serialize=False, **arguments)
             code, text = response.status, response.data
         except ApiException as error:
             code, text = error.status, error.body
@@ -90,9 +85,6 @@ def pod(name: str = "x-0", node: str | None = None, **metadata: Any) -> Obj:
     if node:
         spec["nodeName"] = node
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name} | metadata, "spec": spec}
-
-
-# ---------- The cases ----------
 
 
 def creates(side: Side) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.front import Request
 from tests.lib.kit import Start, output_of
-from tests.lib.wire import Api, Handler
+from tests.lib.wire import Api
 from tests.lib.world import milvus
 
 
@@ -24,13 +25,11 @@ def slow_creates(api: Api, seconds: float) -> threading.Event:
     """From now on, creating a pod takes this long; the event is set once the first one is asked."""
     in_progress = threading.Event()
 
-    def fault(handler: Handler, verb: str, path: str) -> bool:
-        if verb == "POST" and path.partition("?")[0].endswith("/pods"):
-            in_progress.set()
-            api.over.wait(seconds)
-        return False
+    def slow(_: Request) -> None:
+        in_progress.set()
+        api.over.wait(seconds)
 
-    api.fault = fault
+    api.world.server.when("create", "pods", slow)
     return in_progress
 
 

@@ -108,11 +108,7 @@ class Faults:
             FAULTS[kind](handler)
         return True
 
-    def stop(self) -> None:
-        self.reads = self.writes = 0
 
-
-# --- Kills ---
 class Kills:
     """The `fault` of several wires: kills something during a write. A copy of the operator is
     killed before its write is forwarded ("before") or before it can read the answer ("after"),
@@ -262,7 +258,6 @@ class Users:
         assert by.seen["Ready pods rolled"] > 0, "the judge has seen too little"
 
 
-# --- The recorder ---
 class Recorder:
     """Watches all pods, Milvus resources and claims of a namespace, and records each change."""
 

@@ -83,7 +83,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> So
                 samples.append((now, measure(operator.process.pid)))
             users.change()
             time.sleep(0.3)
-        faults.stop()
+        faults.reads = faults.writes = 0
         users.settle_down()
     finally:
         operator.kill()

@@ -154,21 +154,16 @@ class Handler(BaseHTTPRequestHandler):
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the answer of the API server."""
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
-        answer: urllib3.BaseHTTPResponse = self.wire.upstream.request(
-            self.command,
-            self.wire.server + self.path,
-            body=self.seen,
-            headers=dict(self.headers.items()),
-        )
+        url, headers = self.wire.server + self.path, dict(self.headers.items())
+        send = self.wire.upstream.request
+        answer: urllib3.BaseHTTPResponse = send(self.command, url, body=self.seen, headers=headers)
         if not self.wire.judge:
             path, who = self.path.partition("?")[0], self.headers.get("Authorization", "")
             self.wire.requests.append(Request(self.command, path, answer.status, who))
         return answer
 
-    def answer(
-        self, code: int, body: bytes, kind: str = "application/json", **headers: str
-    ) -> None:
-        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | headers
+    def answer(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
+        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | more
         self.send_response(code)
         for key, value in headers.items():
             self.send_header(key, value)
