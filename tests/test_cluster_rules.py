@@ -61,23 +61,6 @@ def test_what_is_rejected_is_told_and_costs_no_pod(kube: Kube, operator: mo.Oper
         assert message in reconciled["message"]
 
 
-def test_orphans_are_adopted_by_a_new_milvus_which_takes_them_along_when_it_is_deleted(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(replicas=3)
-    rest(operator, kube, "x-0", "x-1", "x-2")
-    before = kube.uids()
-    kube.kubectl("delete", "mi", "x", "--cascade=orphan")
-    eventually(lambda: all(not mo.controller_of(pod) for pod in kube.all_pods().values()))
-    make_pass(operator)
-    new = kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    assert kube.uids().items() <= before.items()
-    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {new["metadata"]["uid"]}
-    kube.delete(propagationPolicy="Foreground")
-    eventually(lambda: make_pass(operator) and not kube.names())
-
-
 def test_a_namespace_that_is_being_deleted_is_no_failure(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
@@ -109,7 +92,8 @@ def test_the_schedulers_words_are_told_and_say_which_claim_is_gone(
     assert kube.kubectl(*uid, "data-x-1") == before[0]
 
 
-def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> None:
+def test_what_kubectl_shows_scales_and_orphans(kube: Kube, operator: mo.Operator) -> None:
+    """A new Milvus adopts the orphans, and takes them along when it is deleted."""
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
     kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
@@ -125,3 +109,13 @@ def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> Non
     assert (scale["status"]["replicas"], scale["status"]["selector"]) == (3, selector)
     assert "Created" in kube.kubectl("describe", "mi", "x")
     assert "created pods x-0, x-1" in kube.kubectl("events", "--for", "milvus/x")
+    before = kube.uids()
+    kube.kubectl("delete", "mi", "x", "--cascade=orphan")
+    eventually(lambda: all(not mo.controller_of(pod) for pod in kube.all_pods().values()))
+    make_pass(operator)
+    new = kube.create(replicas=2)
+    rest(operator, kube, "x-0", "x-1")
+    assert kube.uids().items() <= before.items()
+    assert {mo.owner_uid(pod) for pod in kube.all_pods().values()} == {new["metadata"]["uid"]}
+    kube.delete(propagationPolicy="Foreground")
+    eventually(lambda: make_pass(operator) and not kube.names())

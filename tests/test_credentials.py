@@ -51,7 +51,6 @@ def test_in_a_pod_a_rotated_token_is_used(monkeypatch: pytest.MonkeyPatch, tmp_p
     api.close()
 
 
-# --- The kubeconfig ---
 def test_a_changed_kubeconfig_is_read_again_but_its_context_is_not_switched(api: Api) -> None:
     """While it is half written, or missing, the last credentials are used."""
     file = Path(api.kubeconfig({"token": "first"}))
@@ -121,7 +120,6 @@ def test_the_secrets_of_a_malformed_entry_are_not_told(api: Api) -> None:
     assert "HUNTER2" not in plugin.complaint
 
 
-# --- Plugins ---
 class Plugin:
     """An exec plugin, as used by EKS, GKE and OIDC logins: a command that prints a token."""
 
@@ -204,7 +202,6 @@ def test_on_a_terminal_a_plugin_that_fails_speaks_for_itself(api: Api) -> None:
     assert re.search(said, done.stderr.decode(), re.DOTALL)
 
 
-# --- Certificates ---
 AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig
 TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in the certificate
 
@@ -281,7 +278,6 @@ def test_a_client_key_that_is_encrypted_or_of_another_certificate_is_named(tmp_p
             mo.connect(file, 1, None)
 
 
-# --- Connections ---
 def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None:
     """The next pass is the retry."""
     operator = api.operator(api.kubeconfig())

@@ -144,8 +144,7 @@ def test_only_in_a_pod_does_health_listen_on_all_addresses(monkeypatch: pytest.M
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:
-    world = World()
-    port = serve(world)
+    port = serve(World())
     text = f"cannot listen on port {port}: Address already in use; choose another with"
     with pytest.raises(mo.Unusable, match=text):
-        mo.serve_health(world.operator, port)
+        mo.serve_health(World().operator, port)

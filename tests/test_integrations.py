@@ -1,7 +1,5 @@
-"""What docs/integrations.md says: Prometheus (monitoring.yaml), Argo CD and Flux.
-
-The checks for Argo CD and Flux are run on the status that the operator writes.
-"""
+"""What docs/integrations.md says: Prometheus (monitoring.yaml), Argo CD and Flux, whose checks are
+run on the status that the operator writes."""
 
 import re
 from typing import Any

@@ -94,8 +94,7 @@ def creates(side: Side) -> None:
     side.ask("create", "pods", body=pod())
     side.ask("create", "claims", body=CLAIM)
     side.ask("create", "claims", body=CLAIM)
-    generated = pod() | {"metadata": {"generateName": "made-"}}
-    side.ask("create", "pods", body=generated)
+    side.ask("create", "pods", body=pod() | {"metadata": {"generateName": "made-"}})
     side.ask("create", "pods", body=pod("x-1", finalizers=["test/hold"]))
     side.ask("delete", "pods", "x-1")
     side.ask("create", "pods", body=pod("x-1"))
@@ -167,8 +166,7 @@ def deletes_with_preconditions(side: Side) -> None:
     for resource, name, body in (("pods", "x-0", pod()), ("milvuses", "x", milvus()),
                                  ("claims", "data-x-0", CLAIM)):  # fmt: skip
         made = side.ask("create", resource, body=body)
-        conditions = {"uid": OTHER_UID}
-        side.ask("delete", resource, name, body={"preconditions": conditions})
+        side.ask("delete", resource, name, body={"preconditions": {"uid": OTHER_UID}})
         conditions = {"uid": mo.uid_of(made), "resourceVersion": OTHER_VERSION}
         side.ask("delete", resource, name, body={"preconditions": conditions})
         if resource != "claims":  # a controller and a finalizer have their say there

@@ -1,6 +1,5 @@
 """Signals: writes in progress are finished, and the process ends with the right exit code."""
 
-import functools
 import re
 import signal
 import sys
@@ -16,11 +15,6 @@ from tests.lib.wire import Api
 from tests.lib.world import milvus
 
 
-@pytest.fixture
-def run(api: Api, start: Start) -> Start:
-    return functools.partial(start, api.kubeconfig(), "-v")
-
-
 def slow_creates(api: Api, seconds: float) -> threading.Event:
     """From now on, creating a pod takes this long; the event is set once the first one is asked."""
     in_progress = threading.Event()
@@ -33,11 +27,11 @@ def slow_creates(api: Api, seconds: float) -> threading.Event:
     return in_progress
 
 
-def test_a_signal_during_the_start_ends_it_at_once(run: Start) -> None:
+def test_a_signal_during_the_start_ends_it_at_once(api: Api, start: Start) -> None:
     """During the imports, which take long, while the kubeconfig is read, and up to the end of the
     first pass. Process 1 of a container gets only the signals that it handles."""
     for delay in (0, 100, 200, 300, 400, 600, 1200):
-        process = run()
+        process = start(api.kubeconfig(), "-v")
         folder = Path(f"/proc/{process.process.pid}")
         while not is_handled(folder):  # Python itself is starting
             time.sleep(0.001)
@@ -55,9 +49,9 @@ def is_handled(folder: Path) -> bool:
 
 @pytest.mark.parametrize("line", ["a pass every", "pass over"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_after_the_start_ends_it_at_once(run: Start, line: str, signum: int) -> None:
-    """Right after it, or between two passes."""
-    process = run("--interval", "3600")
+def test_a_signal_after_the_start_ends_it(api: Api, start: Start, line: str, signum: int) -> None:
+    """At once: right after the start, or between two passes."""
+    process = start(api.kubeconfig(), "-v", "--interval", "3600")
     process.says(line)
     assert process.stop(signum) == 0, process.log
     assert process.log.endswith("INFO    stopped\n")
@@ -90,11 +84,11 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
     [([signal.SIGTERM], 0), (2 * [signal.SIGTERM], 143), (2 * [signal.SIGINT], 130)],
 )
 def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_it_at_once(
-    api: Api, run: Start, signals: list[int], code: int
+    api: Api, start: Start, signals: list[int], code: int
 ) -> None:
     in_progress = slow_creates(api, 60)
     api.world.add(milvus("x"))
-    process = run()
+    process = start(api.kubeconfig(), "-v")
     assert in_progress.wait(20)
     for signum in signals:
         assert process.process.poll() is None, "it waits for the write in progress"
@@ -105,13 +99,11 @@ def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_i
 
 
 @pytest.mark.parametrize("interval", ["3600", "0.3"])
-def test_a_write_in_progress_is_finished_and_no_other_begins(
-    api: Api, run: Start, interval: str
-) -> None:
-    """Even one that takes longer than its pass."""
+def test_writes_in_progress_finish_and_none_begins(api: Api, start: Start, interval: str) -> None:
+    """Even those that take longer than their pass."""
     in_progress = slow_creates(api, 2.5)
     api.world.add(milvus("x", replicas=5))
-    process = run("--interval", interval, "--workers", "1")
+    process = start(api.kubeconfig(), "-v", "--interval", interval, "--workers", "1")
     assert in_progress.wait(20)
     time.sleep(1.2)
     assert process.stop() == 0

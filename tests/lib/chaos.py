@@ -20,7 +20,6 @@ from tests.lib.front import Refused
 from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, plain, rest
 from tests.lib.wire import Handler, Wire
 
-# --- Faults on the wire ---
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
 STATUSES = {
     401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
@@ -140,7 +139,6 @@ class Kills:
         return True
 
 
-# --- Users ---
 REFUSED = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
 
 
