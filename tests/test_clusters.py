@@ -87,7 +87,6 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None
     assert kube.names() == ["y-0"], said
 
 
-# --- Bad specs ---
 POD_SPECS: list[Any] = [
     {"containers": "milvus"}, {"containers": {"name": "milvus"}}, {"containers": [1, None, []]},
     {"containers": [{}, {"name": None}, {"name": {}}]}, {"securityContext": []},

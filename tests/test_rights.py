@@ -76,7 +76,7 @@ def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
     assert used | {IMPLIED} == rights(documents)
     refused = [request for request in wire.requests if request.code == 403]
     assert not [request for request in refused if kube.ns in request.path]
-    assert mo.owner_uid(kube.all_pods()["x-0"]) == kube.get()["metadata"]["uid"]
+    assert mo.controller_of(kube.all_pods()["x-0"]) == mo.owner_reference(kube.get()), "adopted"
 
 
 @pytest.mark.parametrize("missing", sorted(rights(manifest("any"))), ids=" ".join)

@@ -18,8 +18,7 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: Path)
     milvus = found["Milvus"]
     name = mo.name_of(milvus)
     # Nothing provisions a volume for the claim of samples/production.yaml.
-    claim = {"namespace": kube.ns, "name": "data-vectors-0"}
-    kube.create_volume(kube.ns, "100Gi", claimRef=claim)
+    kube.create_volume(kube.ns, "100Gi", claimRef={"namespace": kube.ns, "name": "data-vectors-0"})
     kube.kubectl("apply", "-f", str(sample))
     rest(operator, kube, f"{name}-0")
     assert kube.condition("Ready", name)["status"] == "True"
