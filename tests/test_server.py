@@ -208,20 +208,11 @@ def lists_by_label_and_in_pages(side: Side) -> None:
     side.ask("get", "milvuses", limit=5)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        creates,
-        dry_runs_change_nothing,
-        what_is_not_there,
-        only_a_change_counts_and_of_the_generation_only_one_of_the_spec,
-        status_and_the_rest_are_apart,
-        a_pod_is_adopted_by_its_uid,
-        deletes_with_preconditions,
-        what_is_deleted_ends_in_its_own_time,
-        lists_by_label_and_in_pages,
-    ],
-)
+@pytest.mark.parametrize("case", [
+    creates, dry_runs_change_nothing, what_is_not_there, status_and_the_rest_are_apart,
+    only_a_change_counts_and_of_the_generation_only_one_of_the_spec, a_pod_is_adopted_by_its_uid,
+    deletes_with_preconditions, what_is_deleted_ends_in_its_own_time, lists_by_label_and_in_pages,
+])  # fmt: skip
 def test_both_servers_give_the_same_answers(case: Callable[[Side], None], kube: Kube) -> None:
     memory, real = Side(MemoryServer().client(), "in-memory"), Side(kube.api, kube.ns)
     case(memory)
