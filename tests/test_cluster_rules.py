@@ -85,7 +85,7 @@ def test_the_schedulers_words_are_told_and_say_which_claim_is_gone(
     kube.kubectl("delete", "pvc", "data-x-10")
 
     def again() -> bool:
-        clock.skip(30)
+        clock.ahead += 30
         return make_pass(operator) and kube.kubectl(*uid, "data-x-10") not in ("", before[1])
 
     eventually(again, 40)  # as soon as the scheduler has noticed

@@ -48,7 +48,7 @@ def test_under_the_original_crd_pods_are_made_and_a_line_says_that_it_must_be_up
 
     def told() -> bool:
         make_pass(operator)
-        clock.skip(30)
+        clock.ahead += 30
         return "the CRD has no status subresource: update it with" in caplog.text
 
     eventually(told)  # just after the change, the API server may still answer as before

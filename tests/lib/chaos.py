@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from local.controlplane import ControlPlane
 from tests.lib import judge
 from tests.lib.front import Refused
-from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, plain, rest
+from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, rest
 from tests.lib.wire import Handler, Wire
 
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
@@ -203,7 +203,7 @@ class Users:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
-        items = self.kube.milvuses.get(namespace=self.kube.ns, serializer=plain)["items"]
+        items = self.kube.milvuses.get(namespace=self.kube.ns).to_dict()["items"]
         return {judge.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> None:

@@ -84,13 +84,13 @@ class Kube:
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
         body = milvus(name, **spec)
-        return dict(self.milvuses.create(body=body, namespace=self.ns, serializer=plain))
+        return dict(self.milvuses.create(body=body, namespace=self.ns).to_dict())
 
     def change(self, name: str = "x", **spec: Any) -> None:
         self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
 
     def get(self, name: str = "x") -> Obj:
-        return dict(self.milvuses.get(name=name, namespace=self.ns, serializer=plain))
+        return dict(self.milvuses.get(name=name, namespace=self.ns).to_dict())
 
     def delete(self, name: str = "x", **options: str) -> None:
         self.milvuses.delete(name=name, namespace=self.ns, body=options)
@@ -102,7 +102,7 @@ class Kube:
         return mo.condition_of(self.get(name), kind)
 
     def all_pods(self) -> dict[str, Obj]:
-        items = self.pods.get(namespace=self.ns, serializer=plain)["items"]
+        items = self.pods.get(namespace=self.ns).to_dict()["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
     def names(self) -> list[str]:
@@ -135,10 +135,6 @@ class Kube:
 
     def gone(self, name: str) -> None:
         eventually(lambda: name not in self.all_pods())
-
-
-def plain(_: Any, obj: Any) -> Any:
-    return obj
 
 
 def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str) -> str:
@@ -174,14 +170,10 @@ def until_gone(kube: Kube, *namespaces: str) -> None:
 class Clock:
     """Real time, which a test can move forward."""
 
-    def __init__(self) -> None:
-        self.ahead = 0.0
+    ahead = 0.0
 
     def __call__(self) -> float:
         return time.monotonic() + self.ahead
-
-    def skip(self, seconds: float) -> None:
-        self.ahead += seconds
 
 
 def new_operator(
