@@ -66,7 +66,7 @@ def test_a_namespace_that_is_being_deleted_is_no_failure(kube: Kube, operator: m
     rest(operator, kube, "x-0", "x-1")
     kube.patch_pod("x-1", finalizers=["test/hold"])
     kube.kubectl("delete", "ns", kube.ns, "--wait=false")
-    kube.gone("x-0")
+    eventually(lambda: kube.names() == ["x-1"])
     assert operator.run_once()
     reasons = {condition["reason"] for condition in kube.status().get("conditions", [])}
     assert not reasons & {"Forbidden", "APIError"}

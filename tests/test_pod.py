@@ -92,9 +92,7 @@ def test_the_pod_at_a_glance() -> None:
     """)
 
 
-# spec.milvusSpec -----------------------------------------------------------------------
-
-
+# --- spec.milvusSpec ---
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
@@ -225,13 +223,13 @@ def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
     assert "$(" not in sent["value"].replace("$$", "")
 
 
-# spec.pod ------------------------------------------------------------------------------
-
+# --- spec.pod ---
 DATA = "{name: data, emptyDir: {}}"
 PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 9091}"
 MOUNT = "{name: data, mountPath: /var/lib/milvus}"
-TIMES = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
 OTHER_MOUNT = MOUNT.replace("data", "a")
+HEALTHZ = "httpGet: {path: /healthz, port: 9091}"
+PROBE = f"startupProbe: {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60}}"
 MALFORMED = ("text", "[~]", "[{}]", "[{name: [a]}]")  # for the API server to reject
 
 
@@ -264,14 +262,10 @@ def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
         ("env: [{name: }]", "env: [{name: }]"),
         ("{env: , ports: , volumeMounts: }", "{}"),  # the database keeps its settings and its data
         # A probe has exactly one kind of check.
-        (
-            "startupProbe: {httpGet: {path: /up}}",
-            f"startupProbe: {{httpGet: {{path: /up, port: 9091}}, {TIMES}}}",
-        ),
-        *(
-            (f"startupProbe: {{{kind}: {{}}}}", f"startupProbe: {{{kind}: {{}}, {TIMES}}}")
-            for kind in ("exec", "tcpSocket", "grpc")
-        ),
+        ("startupProbe: {httpGet: {path: /up}}", PROBE.replace("/healthz", "/up")),
+        ("startupProbe: {exec: {}}", PROBE.replace(HEALTHZ, "exec: {}")),
+        ("startupProbe: {tcpSocket: {}}", PROBE.replace(HEALTHZ, "tcpSocket: {}")),
+        ("startupProbe: {grpc: {}}", PROBE.replace(HEALTHZ, "grpc: {}")),
     ],
 )
 def test_what_is_laid_over_the_container(over: str, expected: str) -> None:
@@ -294,9 +288,7 @@ def test_labels_and_annotations_are_added_and_ours_stay() -> None:
     assert made == plain
 
 
-# The claim -----------------------------------------------------------------------------
-
-
+# --- The claim ---
 @pytest.mark.parametrize("storage_class", [{}, {"storageClassName": ""}, {"storageClassName": "a"}])
 def test_each_pod_has_a_claim_of_its_own(storage_class: Obj) -> None:
     """With no label that other tools delete by, and no owner: it outlives the Milvus."""

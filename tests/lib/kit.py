@@ -133,9 +133,6 @@ class Kube:
 
         eventually(are_ready)
 
-    def gone(self, name: str) -> None:
-        eventually(lambda: name not in self.all_pods())
-
 
 def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str) -> str:
     """The administrator's kubeconfig with another token, or with these fields of the cluster."""

@@ -27,9 +27,7 @@ def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: 
     }
 
 
-# As in the loop ------------------------------------------------------------------------
-
-
+# --- As in the loop ---
 def read(milvus: Obj) -> mo.Spec:
     """Its spec, or what is wrong with it."""
     try:
@@ -53,8 +51,7 @@ def new_status(milvus: Obj, pods: list[Obj], **problems: mo.Reason) -> Obj:
     return mo.status_of(milvus, read(milvus), pods, by_name, NOW)
 
 
-# Pods ----------------------------------------------------------------------------------
-
+# --- Pods ---
 OURS = mo.owner_reference(milvus())
 WEB = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "uid-of-web"}
 OWNERS = {
