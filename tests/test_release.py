@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 import milvus_operator as mo
 from benchmarks import fingerprint
-from tests.lib.kit import TOP, Command, Kube, output_of, settle, until_gone
+from tests.lib.kit import TOP, Command, Kube, output_of, settle
 from tests.lib.matrix import PYTHONS
 from tests.lib.objects import by_kind
 from tests.lib.wire import Api
@@ -117,7 +117,7 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
 
 
 def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo.Operator) -> None:
-    until_gone(kube, SYSTEM)
+    kube.kubectl("wait", "--for=delete", f"ns/{SYSTEM}", "--timeout=60s")  # by another test
     kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
     kube.create()
     settle(operator)

@@ -158,12 +158,6 @@ def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     admin.delete(name=namespace)
 
 
-def until_gone(kube: Kube, *namespaces: str) -> None:
-    """Wait until namespaces that another test deletes are gone, so that they can be made again."""
-    get = ("get", "namespace", "--ignore-not-found", *namespaces)
-    eventually(lambda: not kube.kubectl(*get), 60)
-
-
 class Clock:
     """Real time, which a test can move forward."""
 

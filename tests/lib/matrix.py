@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks import fingerprint
 from local.controlplane import MODULES, Unavailable, build, cache, commands
+from tests.lib.kit import TOP, output_of
 
-TOP = Path(__file__).resolve().parent.parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDER = ("v1.34.4",)  # API servers older than the one that local/modules/go.mod pins
 OLDEST, NEWEST = "the oldest allowed", "the newest allowed"
@@ -29,32 +29,27 @@ print(sys.version.split()[0], kubernetes.__version__, ssl.OPENSSL_VERSION.split(
 """
 
 
-def said_by(*command: str | Path) -> str:
-    """What a command prints. Raises CalledProcessError."""
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def find_python(version: str) -> str | None:
     """The path of an interpreter of this minor version that starts, if there is one."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     for path in [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]:
-        with contextlib.suppress(subprocess.CalledProcessError):
+        with contextlib.suppress(AssertionError):
             if path:
-                said_by(path, "-c", "import venv")
+                output_of(str(path), "-c", "import venv")
                 return str(path)
     return None
 
 
 def environment(folder: Path, python: str, packages: str) -> str:
-    """A new environment with these packages; its interpreter. Raises CalledProcessError."""
+    """A new environment with these packages; its interpreter. Raises AssertionError."""
     ranges = (TOP / "requirements.txt").read_text()
     if packages == OLDEST:
         ranges = re.sub(r">=([^,]+),.*", r"==\1", ranges)
     interpreter = str(folder / "bin/python")
-    said_by(python, "-m", "venv", "--clear", folder)
+    output_of(python, "-m", "venv", "--clear", str(folder))
     (folder / "requirements.txt").write_text(ranges)
     pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    said_by(*pip, "-r", folder / "requirements.txt", "-r", TOP / "tests/requirements.txt")
+    output_of(*pip, "-r", f"{folder}/requirements.txt", "-r", f"{TOP}/tests/requirements.txt")
     return interpreter
 
 
@@ -86,11 +81,11 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
     try:
         assets = apiserver(older) if older else commands()["kube-apiserver"].parent
         interpreter = environment(TOP / ".matrix" / version, python, packages)
-    except (Unavailable, subprocess.CalledProcessError) as error:
-        last = str(getattr(error, "stderr", error)).strip().splitlines()[-1:]
-        return f"| {version} | – | {packages} | {older} | not run: {' '.join(last)[:200]} |", False
-    exact, client, tls = said_by(interpreter, "-c", SAYS).split()
-    server = said_by(assets / "kube-apiserver", "--version").split()[1]
+    except (Unavailable, AssertionError) as error:
+        last = str(error).strip().splitlines()[-1]
+        return f"| {version} | – | {packages} | {older} | not run: {last[:200]} |", False
+    exact, client, tls = output_of(interpreter, "-c", SAYS).split()[:3]
+    server = output_of(f"{assets}/kube-apiserver", "--version").split()[1]
     env = os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {})
     options = ["-q", "-n", "auto", "-m", "platform and not slow", "-p", "no:cacheprovider"]
     tests = [interpreter, "-m", "pytest", *options]
