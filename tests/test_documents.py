@@ -15,9 +15,8 @@ import yaml
 import milvus_operator as mo
 from tests.lib.kit import TOP, Kube, Start, eventually, kubeconfig, output_of, settle
 
-DOCUMENTS = {
-    path: path.read_text() for path in (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
-}
+PATHS = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
+DOCUMENTS = {path: path.read_text() for path in PATHS}
 OTHERS = [TOP / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())
 
@@ -134,10 +133,8 @@ def shell(kube: Kube, tmp_path: Path) -> Shell:
     """Runs a line as a user would, and returns what it prints. Only the virtual environment is that
     of the tests."""
     (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
-    env = os.environ | {
-        "KUBECONFIG": str(kube.plane.kubeconfig()),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
+    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
     make = f"make -o .venv/run BIN={os.path.dirname(sys.executable)}"
 
     def run(line: str, code: int = 0) -> str:

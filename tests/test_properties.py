@@ -9,20 +9,13 @@ import logging
 import re
 from typing import Any
 
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import milvus_operator as mo
 from tests.lib.objects import CURRENT, WORDS, Obj, decided, milvus, new_status, pod, read, taken
 
-drawn = settings(
-    max_examples=100,
-    derandomize=False,
-    deadline=None,
-    database=None,
-    print_blob=True,
-    phases=[Phase.generate, Phase.shrink],
-)
+drawn = settings(derandomize=False, deadline=None, database=None, print_blob=True)
 
 # --- Pods of any kind, in any state ---
 NAMES = [*(f"x-{i}" for i in range(6)), "x-01", "x-y", "x-y-1", "y-1"]

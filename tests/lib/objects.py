@@ -20,11 +20,9 @@ def by_kind(manifest: str) -> dict[str, Obj]:
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: Any) -> Obj:
-    metadata = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "generation": 1}
-    return {
-        "metadata": metadata | {"resourceVersion": "1"},
-        "spec": {"image": image, "replicas": replicas} | spec,
-    }
+    metadata: Obj = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}"}
+    metadata |= {"resourceVersion": "1", "generation": 1}
+    return {"metadata": metadata, "spec": {"image": image, "replicas": replicas} | spec}
 
 
 # --- As in the loop ---

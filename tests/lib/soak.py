@@ -1,10 +1,8 @@
 """A long run against a real control plane: users change their minds, the wire fails, and nothing
-grows.
+grows: `make soak`. It writes benchmarks/SOAK.md.
 
-    python -m tests.lib.soak [MINUTES]          # 60 by default; writes benchmarks/SOAK.md
-
-The operator runs in a separate process. The judge checks every write; memory, threads, open
-files and connections are read from /proc (Linux).
+The operator runs in a separate process. The judge checks every write; the figures are read from
+/proc (Linux).
 """
 
 import base64
@@ -12,11 +10,11 @@ import contextlib
 import os
 import re
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from benchmarks import fingerprint
@@ -114,11 +112,7 @@ def report(minutes: float, run: Soak) -> str:
 
 
 def main(minutes: float) -> int:
-    with (
-        ControlPlane() as plane,
-        new_namespace(plane) as kube,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with ControlPlane() as plane, new_namespace(plane) as kube, TemporaryDirectory() as folder:
         server, authority = Path(folder, "server"), Path(folder, "authority")
         certificate(server, certificate(authority))
         wire = new_wire(plane, server_context(server))
