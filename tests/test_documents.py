@@ -228,13 +228,10 @@ def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
     eventually(lambda: "created" in kube.kubectl("apply", "-f", "-", stdin=body, check=False))
     token = kube.kubectl("create", "token", "cache-operator", system).strip()
     config = kubeconfig(tmp_path / "kubeconfig", kube.plane, token=token)
-
-    def ready() -> bool:
+    for _ in range(2):
         python(str(operator), "--once", "-n", kube.ns, KUBECONFIG=config)
-        path = "jsonpath={.status.conditions[0].status}"
-        return "True" in kube.kubectl("get", "ca", "c", "-o", path)
-
-    eventually(ready)
-    assert kube.names() == ["c-0", "c-1"]
+        kube.ready("c-0", "c-1")
+    path = "jsonpath={.status.conditions[0].status}"
+    assert kube.kubectl("get", "ca", "c", "-o", path) == "True"
     (container,) = kube.all_pods()["c-1"]["spec"]["containers"]
     assert (container["name"], container["args"][0]) == ("redis", "redis-server")

@@ -15,7 +15,6 @@ from typing import Any
 
 import urllib3
 import yaml
-from kubernetes.client import ApiClient
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
@@ -65,7 +64,7 @@ class Kube:
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane, self.ns = plane, namespace
-        self.api = client(plane)
+        self.api = mo.connect(str(plane.kubeconfig()), 32, None).api
         self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
         self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
 
@@ -144,15 +143,12 @@ def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str)
     return str(path)
 
 
-def client(plane: ControlPlane) -> ApiClient:
-    return mo.connect(str(plane.kubeconfig()), 32, None).api
-
-
 @contextlib.contextmanager
 def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
-    admin = mo.by_gvr(client(plane), "", "v1", "Namespace", "namespaces", namespaced=False)
+    api = Kube(plane, "default").api
+    admin = mo.by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
     namespace = admin.create(body={"metadata": {"generateName": "test-"}}).metadata.name
-    accounts = mo.by_gvr(client(plane), "", "v1", "ServiceAccount", "serviceaccounts")
+    accounts = mo.by_gvr(api, "", "v1", "ServiceAccount", "serviceaccounts")
     eventually(lambda: accounts.get(namespace=namespace).items)
     yield Kube(plane, namespace)
     admin.delete(name=namespace)
@@ -204,7 +200,8 @@ def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
 
 def new_wire(plane: ControlPlane, tls: ssl.SSLContext | None = None) -> Wire:
     """A wire to the control plane."""
-    return Wire(client(plane).configuration.host, str(plane.folder / "pki" / "apiserver.crt"), tls)
+    server = Kube(plane, "default").api.configuration.host
+    return Wire(server, str(plane.folder / "pki" / "apiserver.crt"), tls)
 
 
 class Command:
