@@ -142,10 +142,9 @@ def test_a_pod_of_others_with_a_desired_name_is_a_conflict(there: str, whose: st
     assert message.startswith(text)
 
 
-def test_only_a_pod_of_others_that_stays_is_a_conflict_or_one_of_ours_without_its_labels() -> None:
+def test_only_a_pod_of_others_that_stays_is_a_conflict() -> None:
     there = "x-0 stranger ending, x-1 earlier, x-2 orphan, x-3, x-4 stranger, x-01 stranger"
     assert taken(milvus(4), pods(there)) == set()
-    assert taken(milvus(1), pods("x-0 unmanaged")) == {"x-0"}
 
 
 def test_a_milvus_is_given_its_own_pods_and_those_that_have_its_names() -> None:
@@ -261,15 +260,6 @@ def test_the_status_of_a_milvus_whose_pods_are_ready() -> None:
     assert mo.status_of(before, read(before), pods("x-1, x-0"), {}, "later") == status
 
 
-ODD = {"type": "Ready", "status": "True", "lastTransitionTime": 3}
-
-
-@pytest.mark.parametrize("strange", ["text", {"conditions": "none"}, {"conditions": [1, [], ODD]}])
-def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
-    there = milvus(1) | {"status": strange}
-    assert new_status(there, pods("x-0")) == new_status(milvus(1), pods("x-0"))
-
-
 @pytest.mark.parametrize(
     ("served", "there", "replicas", "ready", "updated", "names"),
     [
@@ -289,9 +279,16 @@ def test_the_status_counts_our_pods_that_are_not_ending(
     assert status["pods"] == names.split()
 
 
+ODD = {"type": "Ready", "status": "True", "lastTransitionTime": 3}
 WAITING = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}}
 KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 COMPLETED = {"terminated": {"reason": "Completed", "exitCode": 0}}
+
+
+@pytest.mark.parametrize("strange", ["text", {"conditions": "none"}, {"conditions": [1, [], ODD]}])
+def test_a_status_of_any_shape_is_replaced(strange: Any) -> None:
+    there = milvus(1) | {"status": strange}
+    assert new_status(there, pods("x-0")) == new_status(milvus(1), pods("x-0"))
 
 
 def running(*states: Obj, init: Obj | None = None) -> Obj:
@@ -349,6 +346,8 @@ def test_ready_uses_the_pods_own_words(there: Obj | None, reason: str, message: 
 
 UNREADY = told("Running", "Ready False ContainersNotReady", name="x-0")
 UPDATING = [pod("x-0", word) for word in ("ending", "starting", "old")]
+STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]
+PASSING = ["ClaimTerminating", "NamespaceTerminating"]  # they are waited for, and are no failure
 
 
 @pytest.mark.parametrize("passing", [*UPDATING, UNREADY, pod("x-2")])
@@ -357,10 +356,6 @@ def test_a_real_problem_is_shown_before_one_that_will_pass(passing: Obj) -> None
     assert found["Ready"][1] == "ImagePullBackOff"
     found = conditions(milvus(3), [running(WAITING)], x_0=mo.Reason("ClaimTerminating", "why"))
     assert found["Ready"][1] == "ImagePullBackOff"
-
-
-STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]
-PASSING = ["ClaimTerminating", "NamespaceTerminating"]  # they are waited for, and are no failure
 
 
 @pytest.mark.parametrize("reason", [*STALLED, *PASSING, "APIError"])
@@ -408,6 +403,7 @@ OWNER = "cannot set blockOwnerDeletion if an ownerReference refers to a resource
 QUOTA = "exceeded quota: a, requested: pods=1"
 WORDS = [start + words for start in ("", DENIED) for words in (ANONYMOUS, USER, OWNER, QUOTA)]
 ROLE = "in namespace ns: add this permission to the operator's role (see deploy.yaml)"
+ENDING = "NamespaceTerminating"
 LOGIN = "http://localhost rejects the credentials: log in again, or renew the token"
 
 
@@ -438,9 +434,6 @@ def test_what_the_server_says_is_told_apart_from_a_users_words(
     assert error.why() == mo.Reason(reason, message)
     connection = mo.Connection(ApiClient(Configuration("http://localhost")), "ns", None, {})
     assert mo.Cluster(lambda _: connection).outage(error, "ns") == line
-
-
-ENDING = "NamespaceTerminating"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import urllib3
@@ -207,15 +208,12 @@ def new_wire(plane: ControlPlane, tls: ssl.SSLContext | None = None) -> Wire:
 class Command:
     """`python milvus_operator.py` as a process."""
 
-    def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
-    ) -> None:
+    def __init__(self, *arguments: str, env: Obj | None = None, stderr: Any = PIPE) -> None:
         ours = ("KUBE", "MILVUS")
         clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         clean |= {"HOME": "/nonexistent"} | (env or {})
         command = [sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdout=pipe, stderr=stderr, text=True, env=clean)
+        self.process = subprocess.Popen(command, stdout=PIPE, stderr=stderr, text=True, env=clean)
         self.log = ""
 
     def end(self, seconds: float = 30) -> int:
