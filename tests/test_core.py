@@ -13,6 +13,10 @@ from tests.lib.objects import NOW, Obj, decided, milvus, new_status, pod, pods, 
 # --- What to do ---
 BackOffs = dict[int | str, mo.BackOff]
 WAITS, OVER = mo.BackOff(until=1), mo.BackOff(until=0)  # it is 0 now
+THREE_OLD = "x-0 old, x-1 old, x-2 old"
+GOES = "uid-of-x-0"
+GONE = "restart: claim data-x-0 is gone or being deleted"
+ADOPTED = "adopt: it has no controller, but the name and labels of a pod of this Milvus"
 
 
 def todo(replicas: int, there: str, back_offs: BackOffs, leaving: str = "") -> str:
@@ -62,10 +66,6 @@ def test_the_actions_for_the_pods(what: str, replicas: int, there: str, expected
     assert todo(replicas, there, {}) == expected, what
 
 
-THREE_OLD = "x-0 old, x-1 old, x-2 old"
-GOES = "uid-of-x-0"
-
-
 @pytest.mark.parametrize(
     ("what", "there", "back_offs", "leaving", "expected"),
     [
@@ -97,10 +97,6 @@ def unscheduled(because: str) -> Obj:
     message = f"0/3 nodes are available: persistentvolumeclaim {because}."
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     return pod("x-0", "starting", conditions=[condition])
-
-
-GONE = "restart: claim data-x-0 is gone or being deleted"
-ADOPTED = "adopt: it has no controller, but the name and labels of a pod of this Milvus"
 
 
 @pytest.mark.parametrize(
@@ -216,8 +212,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         assert read(same).template_hash == here
     for other in (milvus(image="milvus:2"), milvus(milvusSpec="a: b"), milvus(pod={"spec": {}})):
         assert read(other).template_hash != here
-    one, same_pod = ({"a": 1, "b": [1]}, {"b": [1], "a": 1})
-    assert read(milvus(pod=one)) == read(milvus(pod=same_pod))
+    assert read(milvus(pod={"a": 1, "b": [1]})) == read(milvus(pod={"b": [1], "a": 1}))
 
 
 # --- The status ---
@@ -352,10 +347,11 @@ PASSING = ["ClaimTerminating", "NamespaceTerminating"]  # they are waited for, a
 
 @pytest.mark.parametrize("passing", [*UPDATING, UNREADY, pod("x-2")])
 def test_a_real_problem_is_shown_before_one_that_will_pass(passing: Obj) -> None:
-    found = conditions(milvus(3), [passing, running(WAITING)])
-    assert found["Ready"][1] == "ImagePullBackOff"
-    found = conditions(milvus(3), [running(WAITING)], x_0=mo.Reason("ClaimTerminating", "why"))
-    assert found["Ready"][1] == "ImagePullBackOff"
+    shown = conditions(milvus(3), [passing, running(WAITING)])["Ready"]
+    assert shown[1] == "ImagePullBackOff"
+    ending = mo.Reason("ClaimTerminating", "why")
+    shown = conditions(milvus(3), [running(WAITING)], x_0=ending)["Ready"]
+    assert shown[1] == "ImagePullBackOff"
 
 
 @pytest.mark.parametrize("reason", [*STALLED, *PASSING, "APIError"])

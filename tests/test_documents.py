@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -141,8 +140,7 @@ def shell(kube: Kube, tmp_path: Path) -> Shell:
         if line.startswith("export "):
             name, _, env[name] = line.removeprefix("export ").partition("=")
             return ""
-        command = ["sh", "-c", line.replace("make", make, 1)]
-        return output_of(*command, code=code, env=env, stdin=subprocess.DEVNULL)
+        return output_of("sh", "-c", line.replace("make", make, 1), code=code, env=env, input="")
 
     return run
 

@@ -58,8 +58,7 @@ def test_a_claim_that_another_copy_makes_meanwhile_is_not_taken_for_a_pod() -> N
         world.server.ask("create", CLAIMS, request.name, request.body)
 
     world.server.when("create", CLAIMS, create, times=1)
-    world.passes()
-    world.passes()
+    world.passes(2)
     assert world.pods() == ["x-0"]
     assert world.requests("get", "pods") == []
     assert world.troubles == []

@@ -83,8 +83,8 @@ class Kube:
         return output_of(*command, code=0 if check else None, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
-        body = milvus(name, **spec)
-        return dict(self.milvuses.create(body=body, namespace=self.ns).to_dict())
+        made = self.milvuses.create(body=milvus(name, **spec), namespace=self.ns)
+        return dict(made.to_dict())
 
     def change(self, name: str = "x", **spec: Any) -> None:
         self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
@@ -103,7 +103,7 @@ class Kube:
 
     def all_pods(self) -> dict[str, Obj]:
         items = self.pods.get(namespace=self.ns).to_dict()["items"]
-        return {pod["metadata"]["name"]: pod for pod in items}
+        return {mo.name_of(pod): pod for pod in items}
 
     def names(self) -> list[str]:
         return sorted(self.all_pods())
@@ -200,7 +200,6 @@ def rest(operator: mo.Operator, kube: Kube, *names: str) -> None:
 
 
 def new_wire(plane: ControlPlane, tls: ssl.SSLContext | None = None) -> Wire:
-    """A wire to the control plane."""
     server = Kube(plane, "default").api.configuration.host
     return Wire(server, str(plane.folder / "pki" / "apiserver.crt"), tls)
 

@@ -2,8 +2,7 @@
 
 It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
 requirements.txt allows and with the newest, and one Python with the newest packages against an
-older API server. It writes a table to docs/tested.md, including what was not run and why. The exit code
-is 1 if anything failed.
+older API server. A table in docs/tested.md says what came of it, or why something was not run.
 """
 
 import contextlib
