@@ -93,8 +93,7 @@ def test_it_manages_the_namespaces_that_it_is_given(
 def test_log_lines_as_json_and_a_dry_run_that_sends_only_dry_runs(api: Api) -> None:
     api.world.add(milvus("x"))
     api.world.add(milvus("bad", milvusSpec="proxy.port: 1"))
-    options = ("--once", "--dry-run", "--log-format", "json")
-    process = Command(*options, "--kubeconfig", api.kubeconfig())
+    process = Command("--once", "--dry-run", "--log-format=json", "--kubeconfig", api.kubeconfig())
     assert process.end() == 1
     lines = [json.loads(line) for line in process.log.splitlines()]
     messages = [line.pop("message") for line in lines]

@@ -418,6 +418,7 @@ LOGIN = "http://localhost rejects the credentials: log in again, or renew the to
         (0, "connection refused", "APIError", ""),
         # What a user has written is further on in a message, or in one with another code.
         *((403, f"{DENIED}no PriorityClass {words}", "Forbidden", "") for words in WORDS),
+        *((403, f"{DENIED}x: {words}", "Forbidden", "") for words in WORDS),
         *((403, f'webhook "a" denied the request: {words}', "Forbidden", "") for words in WORDS),
         *((422, words, "Invalid", "") for words in WORDS),
         *((500, words, "APIError", "") for words in WORDS),
