@@ -97,6 +97,7 @@ def test_log_lines_as_json_and_a_dry_run_that_sends_only_dry_runs(api: Api) -> N
     assert process.end() == 1
     lines = [json.loads(line) for line in process.log.splitlines()]
     messages = [line.pop("message") for line in lines]
+    assert [bool(text) for text in messages] == 4 * [True], messages
     assert messages[0].endswith("(dry run)")
     assert "created pod test/x-0 (dry run)" in messages
     assert api.world.pods() == []

@@ -83,8 +83,7 @@ class Kube:
         return output_of(*command, code=0 if check else None, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
-        body = milvus(name, **spec)
-        return dict(self.milvuses.create(body=body, namespace=self.ns).to_dict())
+        return dict(self.milvuses.create(body=milvus(name, **spec), namespace=self.ns).to_dict())
 
     def change(self, name: str = "x", **spec: Any) -> None:
         self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
