@@ -28,9 +28,7 @@ def passes_that(result: str) -> float:
         ("milvuses", 500, "no", "cannot list milvuses in namespace test: HTTP 500: no"),
     ],
 )
-def test_a_list_that_fails_is_one_line_that_says_what_to_do(
-    resource: str, code: int, message: str, line: str
-) -> None:
+def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str, line: str) -> None:
     world = at_rest(milvus("x"))
     good, bad = passes_that("success"), passes_that("failure")
     if code:
@@ -160,9 +158,7 @@ def test_an_unforeseen_error_about_one_milvus_delays_no_other(
     assert metric("milvuses", state="failed") == 1
 
 
-def test_an_unforeseen_error_is_told_although_the_status_backs_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bug_is_told_although_the_status_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     world = at_rest(milvus("x"))
     world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook")
     world.change("x", replicas=2)

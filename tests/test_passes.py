@@ -151,9 +151,7 @@ def test_what_a_pass_leaves_is_soon_continued_though_nothing_has_changed() -> No
 
 
 @pytest.mark.parametrize(("takes", "starts"), [(0.5, [0, 2.5, 5, 7.5]), (7, [0, 7])])
-def test_slow_lists_are_made_less_often_and_leave_time_for_writes(
-    takes: float, starts: list[float]
-) -> None:
+def test_slow_lists_are_rarer_and_leave_time_for_writes(takes: float, starts: list[float]) -> None:
     """After five times what they take, but at most the interval or when the last pass is over."""
     world = World(milvus("x"), interval=5)
     world.server.delay("list", "pods", takes)
@@ -244,9 +242,7 @@ def test_a_milvus_whose_every_pass_changes_a_pod_gets_a_status_once_an_interval(
 @pytest.mark.parametrize(
     ("verb", "resource"), [("create", "pods"), ("patch", "milvuses/status"), ("create", "events")]
 )
-def test_a_write_that_hangs_is_not_repeated_and_delays_no_other_milvus(
-    verb: str, resource: str
-) -> None:
+def test_a_write_that_hangs_is_not_repeated_and_delays_no_other(verb: str, resource: str) -> None:
     world = World(milvus("x", replicas=3), milvus("y"))
     with world.hanging(verb, resource, times=1):
         world.passes(2)
@@ -270,9 +266,7 @@ def test_the_next_pass_comes_soon_after_a_change_while_an_earlier_write_hangs() 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("resource", ["pods", "events"])
-def test_milvus_whose_creates_failed_and_now_hang_leave_workers_to_the_others(
-    resource: str, workers: int
-) -> None:
+def test_creates_that_failed_and_hang_leave_workers_to_others(resource: str, workers: int) -> None:
     world = World(*[milvus(f"bad{number}") for number in range(6)], workers=workers)
     rule = world.server.refuse("create", resource, 500, "not now")
     world.passes(3)
@@ -315,9 +309,7 @@ def test_what_no_worker_could_begin_does_not_wait_for_a_long_interval() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "seconds"), [(5, 10), (2, 30), (12, 3)])
-def test_a_status_is_written_though_some_create_that_fails_slowly_is_always_due(
-    replicas: int, seconds: float
-) -> None:
+def test_a_status_is_written_among_creates_that_fail_slowly(replicas: int, seconds: float) -> None:
     world = World(milvus("x", replicas=replicas))
     world.server.delay("create", "pods", seconds)
     world.server.refuse("create", "pods", 500, "a webhook failed", "InternalError")

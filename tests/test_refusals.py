@@ -39,9 +39,7 @@ NO_EVENTS = (
         (409, "Conflict", [1] * 10 + FAILED[:-1], "APIError"),
     ],
 )
-def test_what_fails_is_tried_after_longer_and_longer(
-    code: int, reason: str, waits: list[float], why: str
-) -> None:
+def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[float], why: str) -> None:
     """A webhook can answer with any code and reason."""
     world = World(milvus("x"), interval=waits[0])
     if code:
@@ -245,9 +243,7 @@ def test_a_right_is_no_longer_missing_when_nothing_needs_it_any_more() -> None:
     ("code", "message", "said"),
     [(403, NO_EVENTS, "not allowed to create events in namespace test"), (500, "not now", "")],
 )
-def test_events_that_cannot_be_written_are_no_failure_of_a_milvus(
-    code: int, message: str, said: str
-) -> None:
+def test_events_that_fail_are_no_failure_of_a_milvus(code: int, message: str, said: str) -> None:
     world = World(milvus("x"))
     world.server.refuse("create", "events", code, message)
     world.settle()
@@ -287,9 +283,7 @@ def test_events_that_a_namespace_does_not_allow_are_its_own_outage_while_it_has_
         ({"labels": None, "annotations": None}, "the labels", "Invalid"),
     ],
 )
-def test_a_pod_that_admission_changes_is_reported_and_backs_off(
-    part: Obj, lost: str, why: str
-) -> None:
+def test_a_pod_that_admission_changes_is_told_and_backs_off(part: Obj, lost: str, why: str) -> None:
     def admit(request: Request) -> Any:
         request.body = merge(request.body, {"metadata": part})
 

@@ -90,9 +90,7 @@ def test_an_ordinal_that_a_stranger_holds_does_not_block_a_roll(listed: bool) ->
 
 
 @pytest.mark.parametrize(("code", "why"), [(422, "Invalid"), (403, "Forbidden")])
-def test_a_template_that_the_server_refuses_costs_no_pod_and_is_told_once(
-    code: int, why: str
-) -> None:
+def test_a_template_that_is_refused_costs_no_pod_and_is_told_once(code: int, why: str) -> None:
     """The server quotes the name of the pod that it was asked about."""
     world = at_rest(milvus("x", replicas=3))
     before = world.uids()
@@ -144,9 +142,7 @@ def test_a_pod_that_has_the_name_of_the_dry_run_does_not_stop_the_roll() -> None
         (500, "InternalError", "APIError", 14),  # it backs off for a shorter time
     ],
 )
-def test_refused_deletes_back_off_and_the_roll_goes_on_with_the_others(
-    code: int, reason: str, why: str, most: int
-) -> None:
+def test_a_roll_goes_on_beside_refused_deletes(code: int, reason: str, why: str, most: int) -> None:
     """An API server makes code 400 of a webhook's denial without a code, and 500 of one that fails."""
     world = at_rest(milvus("x", replicas=3))
     names = ["x-2", "x-1"]
@@ -234,9 +230,7 @@ def test_neither_a_refused_check_nor_a_probe_hides_that_a_delete_may_still_take_
         ("patch", 403, ""),  # of an orphan that is to be adopted
     ],
 )
-def test_a_broken_pod_or_an_orphan_that_is_refused_for_ever_holds_up_a_roll_for_half_a_minute(
-    verb: str, code: int, reason: str
-) -> None:
+def test_what_keeps_failing_delays_a_roll_half_a_minute(verb: str, code: int, reason: str) -> None:
     world = at_rest(milvus("x", replicas=3))
     if verb == "delete":
         world.server.set_pod("x-1", ready=False)
@@ -305,9 +299,7 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
 
 
 @pytest.mark.parametrize(("broken", "seconds"), [(2, 30), (5, 10)])
-def test_broken_pods_whose_deletes_fail_slowly_do_not_stop_a_roll(
-    broken: int, seconds: float
-) -> None:
+def test_deletes_of_broken_pods_that_fail_slowly_stop_no_roll(broken: int, seconds: float) -> None:
     world = at_rest(milvus("x", replicas=broken + 1))
     for ordinal in range(broken):
         name = f"x-{ordinal}"
