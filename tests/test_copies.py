@@ -51,10 +51,8 @@ class Turns:
             threading.Thread(target=self.make_pass, args=(user, operator), daemon=True).start()
         while True:
             with self.changed:
-                everybody = self.changed.wait_for(
-                    lambda: self.running <= self.waiting.keys(), timeout=30
-                )
-                assert everybody, f"still busy: {self.running - self.waiting.keys()}"
+                arrived = self.changed.wait_for(lambda: self.running <= self.waiting.keys(), 30)
+                assert arrived, f"still busy: {self.running - self.waiting.keys()}"
                 if not self.running:
                     break
                 turn = self.waiting.pop(self.random.choice(sorted(self.running)))

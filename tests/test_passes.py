@@ -58,15 +58,6 @@ def test_a_pod_that_ends_is_replaced_at_once_and_then_after_longer_and_longer() 
     assert world.uid("x-1") == other
 
 
-def test_pods_that_end_together_count_once_for_the_back_off() -> None:
-    world = at_rest(milvus("x", replicas=3))
-    for _ in range(2):
-        for name in world.pods():
-            world.server.fail(name)
-        world.passes(4)
-    assert world.times("delete", "pods") == [0, 0, 20, 0, 0]
-
-
 def test_pods_that_end_together_count_once_however_slow_the_deletes() -> None:
     world = at_rest(milvus("x", replicas=2))
     for name in world.pods():
