@@ -78,7 +78,8 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
 
 
 def test_the_other_namespaces_are_served_as_ever_while_one_cannot_be_listed() -> None:
-    world = World(milvus("x", "bad"), milvus("y", "good"), namespaces=["bad", "good"], interval=5)
+    several = [milvus("x", "bad"), milvus("y", "good"), milvus("z", "other")]
+    world = World(*several, namespaces=["bad", "good"], interval=5)
     world.server.refuse("list", "pods", 403, f"pods is forbidden: {RIGHT}", namespace="bad")
     world.run(200)
     assert world.run(20) == [0, 5, 10, 15]

@@ -86,12 +86,6 @@ def test_of_pods_that_end_together_none_waits_because_another_was_quicker() -> N
     assert gone == ["x-0", "x-10", "x-11", "x-9"]
 
 
-def test_only_the_given_namespaces_are_served() -> None:
-    several = [milvus("x", "a"), milvus("y", "b"), milvus("z", "c")]
-    assert at_rest(*several, namespaces=["a", "b"]).pods() == ["x-0", "y-0"]
-    assert len(at_rest(milvus("x", "a"), milvus("x", "b"), namespaces=[None]).pods()) == 2
-
-
 def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() -> None:
     bad = milvus("bad", milvusSpec="proxy.port: 1")
     world = at_rest(milvus("x", replicas=2), milvus("y"), bad)

@@ -74,15 +74,6 @@ def test_a_problem_is_told_once_though_the_status_cannot_be_written(dry_run: boo
     assert world.log.count("milvus test/x: resolved: Invalid") == 1
 
 
-def test_a_status_that_is_refused_backs_off_though_the_pods_change() -> None:
-    world = at_rest(milvus("x", replicas=3))
-    world.server.refuse("patch", "milvuses/status", 403, "no")
-    for ordinal in (0, 1, 2, 0, 1, 2, 0):
-        world.server.set_pod(f"x-{ordinal}", ready=False)
-        world.passes()
-    assert world.times("patch", "milvuses/status") == [10, 20]
-
-
 def test_while_no_status_can_be_written_one_line_says_so() -> None:
     world = at_rest(milvus("x"))
     world.change("x", replicas=2)
