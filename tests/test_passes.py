@@ -104,14 +104,6 @@ def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() 
     assert {one.name for one in world.writes()} == {"x"}
 
 
-def test_what_changes_while_the_status_is_written_is_noticed() -> None:
-    world = World(milvus("x"))
-    world.passes()
-    world.server.when("patch", "milvuses/status", lambda _: world.server.run_pods(), times=1)
-    world.passes(2)
-    assert world.condition("x", "Ready")["status"] == "True"
-
-
 # --- When the next pass comes ---
 def test_the_next_pass_comes_after_half_the_time_since_the_last_change() -> None:
     """The lists change until 1 s; no pass comes sooner than half a second after another."""
@@ -162,18 +154,6 @@ def test_no_status_is_written_after_the_end_of_a_pass() -> None:
     for done in ("a", "ab", "abc"):
         world.operator.run_pass()
         assert world.names("patch", "milvuses/status") == [*done]
-
-
-def test_what_was_at_rest_comes_before_the_many_that_are_new() -> None:
-    world = at_rest(milvus("old"), workers=1)
-    world.server.delay("create", "pods", 1)
-    for number in range(30):
-        world.add(milvus(f"new{number:02}"))
-    world.operator.run_pass()
-    world.remove("pods", "old-0")
-    world.forget()
-    world.operator.run_pass()
-    assert world.names("create", "pods")[0] == "old-0"
 
 
 def test_a_lost_pod_does_not_wait_forever_behind_the_statuses_of_others() -> None:
