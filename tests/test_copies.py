@@ -166,8 +166,7 @@ def test_copies_come_to_the_same_end_and_touch_nothing_of_others(seed: int, copi
     run = Run(seed, copies)
     run.make()
     run.check()
-    unsafe = [text for text in run.harm if "UID" in text or copies == 1]
-    assert unsafe == []
+    assert [text for text in run.harm if "UID" in text or copies == 1] == []
 
 
 def test_in_a_roll_all_copies_choose_the_same_pod() -> None:

@@ -138,12 +138,9 @@ class MemoryServer(Front):
         kind = KINDS[request.plural]
         if not request.name:
             request.name = f"{request.body['metadata']['generateName']}{next(self.numbers):05}"
-        metadata = {
-            "name": request.name,
-            "namespace": request.namespace,
-            "uid": str(uuid.UUID(int=next(self.numbers))),
-            "creationTimestamp": self.timestamp(),
-        }
+        metadata = {"name": request.name, "namespace": request.namespace}
+        metadata["uid"] = str(uuid.UUID(int=next(self.numbers)))
+        metadata["creationTimestamp"] = self.timestamp()
         obj = merge(kind.new, without(request.body, "status"))
         obj = {"kind": kind.name, "apiVersion": kind.version} | merge(obj, {"metadata": metadata})
         self.check_quota(request)
