@@ -247,11 +247,7 @@ def test_a_pod_that_lost_a_label_is_waited_for_like_any_other(is_ready: bool) ->
 
 
 def test_an_updated_pod_that_has_ended_is_waited_for_although_its_delete_is_refused() -> None:
-    world = at_rest(milvus("x", replicas=3))
-    world.change("x", image="milvus:2")
-    world.passes()
-    world.server.finish_deletions()
-    world.passes()
+    world = after_one_step(3)
     world.server.fail("x-2")
     world.server.refuse("delete", "pods", 403, "no", name="x-2")
     world.passes(20)
