@@ -83,11 +83,11 @@ class Run:
         self.turns = Turns(self.world.server, seed)
         self.dice = self.turns.random
         self.wanted: set[str] = set()  # the pods of x, as it was last listed
-        self.down: set[str] = set()  # the pods that were Ready when they were deleted
+        self.down: set[str] = set()  # those deleted while Ready, and not seen Ready since
         self.harm: list[str] = []
         server = self.world.server
         self.faults = [server.when("*", "*", self.fault, after=after) for after in (False, True)]
-        server.when("list", "milvuses", self.look)
+        server.when("list", "*", self.look)
         server.when("delete", "pods", self.judge)
 
     def fault(self, request: Request) -> Any:
@@ -97,7 +97,11 @@ class Run:
             raise self.dice.choice([*ERRORS.values()])()
         return answer(500, {"kind": "Status", "message": "not now"}) if happened == 1 else None
 
+    def ready(self) -> set[str]:
+        return {mo.name_of(pod) for pod in self.world.server.all_of("pods") if mo.is_ready(pod)}
+
     def look(self, request: Request) -> None:
+        self.down -= self.ready()
         replicas = self.world.server.ask("get", "milvuses", "x")["spec"]["replicas"]
         self.wanted = {f"x-{number}" for number in range(replicas)} - {"x-3"}
 
@@ -108,9 +112,8 @@ class Run:
             self.harm.append(f"delete of {request.name} without a UID")
         if "resourceVersion" in preconditions:
             return  # it was not Ready in the lists; if it is by now, the server refuses
-        ready = {mo.name_of(pod) for pod in self.world.server.all_of("pods") if mo.is_ready(pod)}
-        self.down -= ready
-        if request.name in self.wanted & ready:
+        self.down -= self.ready()
+        if request.name in self.wanted & self.ready():
             if missing := self.down & self.wanted - {request.name}:
                 self.harm.append(f"{request.name} was taken while {missing} are down")
             self.down.add(request.name)
