@@ -57,12 +57,6 @@ def stop(session: pytest.Session, error: Unavailable) -> NoReturn:
     pytest.exit(reason, returncode=1)
 
 
-@pytest.fixture(autouse=True)
-def whole_log(caplog: pytest.LogCaptureFixture) -> None:
-    mo.log.propagate = True
-    caplog.set_level("DEBUG", "milvus_operator")
-
-
 @pytest.fixture(scope="session")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """A control plane with our CRD: a new one, or the one that runs in the folder CONTROL_PLANE."""

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from kubernetes.client import ApiClient, Configuration
@@ -179,12 +179,11 @@ def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
     return verbs.get(method, method.lower()), resource, group, namespace, name
 
 
-class Pool:
+class Pool(NamedTuple):
     """Stands where the client has urllib3's pool of connections."""
 
-    def __init__(self, front: Front, user: str) -> None:
-        self.front = front
-        self.user = user
+    front: Front
+    user: str
 
     def request(
         self, method: str, url: str, headers: dict[str, str], body: str = "", **options: Any
@@ -192,16 +191,10 @@ class Pool:
         parts = urlsplit(url)
         verb, resource, _, namespace, name = target_of(method, parts.path)
         content = json.loads(body) if body else {}
-        request = Request(
-            verb=verb,
-            resource=resource,
-            namespace=namespace,
-            name=name or (content.get("metadata") or {}).get("name", ""),
-            body=content,
-            query=dict(parse_qsl(parts.query)),
-            content_type=headers.get("Content-Type", ""),
-            user=self.user,
-        )
+        name = name or (content.get("metadata") or {}).get("name", "")
+        query = dict(parse_qsl(parts.query))
+        kind = headers.get("Content-Type", "")
+        request = Request(verb, resource, namespace, name, content, query, kind, self.user)
         return self.front.handle(request)
 
 

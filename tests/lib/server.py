@@ -238,11 +238,9 @@ def is_finished(obj: Obj) -> bool:
 
 def is_listed(request: Request, obj: Obj) -> bool:
     labels = obj["metadata"].get("labels") or {}
-    for term in filter(None, request.query.get("labelSelector", "").split(",")):
-        key, _, value = term.partition("=")
-        if labels.get(key) != value:
-            return False
-    return request.namespace in ("", obj["metadata"]["namespace"])
+    terms = filter(None, request.query.get("labelSelector", "").split(","))
+    is_selected = dict(term.split("=") for term in terms).items() <= labels.items()
+    return is_selected and request.namespace in ("", obj["metadata"]["namespace"])
 
 
 def counted_on(obj: Obj) -> Obj:

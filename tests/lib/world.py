@@ -141,12 +141,10 @@ class World:
 
     def settle(self) -> None:
         """Let pods run and end until two passes write nothing."""
-        quiet = 0
-        for _ in range(100):
+        for _ in range(50):
             before = len(self.writes())
-            self.live()
-            quiet = quiet + 1 if len(self.writes()) == before else 0
-            if quiet == 2:
+            self.live(2)
+            if len(self.writes()) == before:
                 return
         raise AssertionError("there is always more to write")
 
