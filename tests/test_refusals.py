@@ -137,8 +137,10 @@ def test_an_evicted_pod_is_replaced_though_many_others_are_refused() -> None:
 
 # --- Quotas, rights and other causes that all pods of a Milvus share ---
 def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
+    """What several workers are refused alike counts once."""
     world = World(milvus("x", replicas=1000), workers=4)
     world.server.quota = {"pods": 2}
+    world.server.when("create", "pods", lambda _: time.sleep(0.02))
     world.passes(2)
     assert len(world.pods()) == 2
     assert len(world.requests("create", "pods")) <= 6, "two, and one of each worker"
@@ -146,22 +148,13 @@ def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
     rule = world.server.refuse("create", "pods", 403, 'pods "x-2" is forbidden: exceeded quota: b')
     world.passes(20)
     assert rule.hits <= 4 * 4, "four tries in 100 s"
+    assert len({one.time for one in world.requests("create", "pods")}) == 4
     assert world.message().endswith("exceeded quota: b"), "the words of the last try"
     world.server.rules.clear()
     world.server.quota = {}
     world.change("x", replicas=6)
     world.settle()
     assert len(world.pods()) == 6
-
-
-def test_what_many_workers_are_refused_alike_counts_once() -> None:
-    world = World(milvus("x", replicas=160), workers=16)
-    world.server.quota = {"pods": 0}
-    world.server.when("create", "pods", lambda _: time.sleep(0.02))
-    world.passes(2)
-    world.server.quota = {}
-    world.passes(3)
-    assert world.pods(), "after ten seconds"
 
 
 def test_passes_fail_and_one_line_says_so_while_a_right_is_missing() -> None:

@@ -95,10 +95,7 @@ class Faults:
         with self.lock:
             if self.random.random() >= (self.reads if reads else self.writes):
                 return False
-            unfit = {
-                "410": "continue=" not in path,
-                "not a list": verb != "GET" or "limit=" not in path,
-            }
+            unfit = {"410": "continue=" not in path, "not a list": "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
             kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
             self.done[kind] += 1

@@ -92,8 +92,7 @@ class Rule:
 class Clock:
     """Time that passes only when a test says so."""
 
-    def __init__(self) -> None:
-        self.time = 1000.0
+    time = 1000.0
 
     def now(self) -> float:
         return self.time
@@ -200,11 +199,7 @@ class Pool(NamedTuple):
 
 def answer(code: int, body: Obj | bytes) -> HTTPResponse:
     """An answer: an object as JSON, or bytes as they are."""
-    plain = isinstance(body, bytes)
-    return HTTPResponse(
-        body=body if isinstance(body, bytes) else json.dumps(body).encode(),
-        status=code,
-        reason=http.client.responses.get(code),
-        headers={"Content-Type": "text/plain" if plain else "application/json"},
-        preload_content=False,
-    )
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "text/plain" if content is body else "application/json"}
+    reason = http.client.responses.get(code)
+    return HTTPResponse(content, headers, code, reason=reason, preload_content=False)
