@@ -121,6 +121,7 @@ def test_an_invalid_spec_changes_no_pod() -> None:
     assert world.uids() == before
     assert world.reason(kind="Stalled") == "Invalid"
     assert world.status("x")["readyReplicas"] == 2
+    assert not world.operator.run_once()
     world.change("x", milvusSpec=None)
     world.settle()
     assert world.images() == ["milvus:2"] * 2
