@@ -63,16 +63,19 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     assert any(event.startswith("Adopted: ") for event in world.events())
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_the_orphan_of_a_milvus_that_has_just_been_deleted_is_not_adopted(gone: bool) -> None:
+@pytest.mark.parametrize("fate", ["gone", "ending", "replaced"])
+def test_an_orphan_is_not_adopted_for_a_milvus_that_has_just_been_deleted(fate: str) -> None:
     """The garbage collector would delete it."""
     world = World(milvus("x"))
     world.add(pod("x-0", labels=LABELS))
-    if not gone:
+    if fate == "ending":
         world.patch("milvuses", "x", finalizers=["test/hold"])
     world.server.when("get", "milvuses", lambda _: world.remove("milvuses", "x"), times=1)
+    if fate == "replaced":
+        world.server.when("get", "milvuses", lambda _: world.add(milvus("x")) and None, times=1)
     world.passes(3)
-    assert touched(world, "x-0") == []
+    verbs = [one.verb for one in touched(world, "x-0")]
+    assert verbs == (["patch", "delete"] if fate == "replaced" else []), "for the new one"
     assert world.troubles == []
 
 
