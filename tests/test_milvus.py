@@ -154,7 +154,7 @@ def test_the_real_server_serves_the_readmes_example_takes_its_settings_and_keeps
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
     assert milvus.environment()["no.such.setting"] == "$(HOME) $$", "which does no harm"
     readme = (TOP / "README.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    example, _ = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     connect, _, rest = example.partition("client.create_collection")
     search = f"{connect}client.load_collection('demo')\n{rest[rest.index('print') :]}"
     milvus.start()

@@ -41,8 +41,7 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     world.settle()
     assert deleted(world) == ["x-2", "x-1", "x-0"]
     assert world.images() == ["milvus:2"] * 3
-    conditions = [one.body["preconditions"] for one in world.requests("delete", "pods")]
-    assert {*map(tuple, conditions)} == {("uid",)}, "a Ready pod may have changed"
+    assert all([*one.body["preconditions"]] == ["uid"] for one in world.requests("delete", "pods"))
     assert world.status("x")["updatedReplicas"] == 3
     asked = [one for one in world.requests("create", "pods") if one.dry_run]
     assert len(asked) == 1, "whether the server would accept the template"
