@@ -126,8 +126,7 @@ def test_an_invalid_spec_changes_no_pod() -> None:
     assert not world.operator.run_once()
     world.change("x", milvusSpec=None)
     world.settle()
-    assert world.images() == ["milvus:2"] * 2
-    assert world.condition("x", "Stalled") == {}
+    assert (world.images(), world.condition("x", "Stalled")) == (["milvus:2"] * 2, {})
 
 
 def test_a_new_milvus_does_not_get_the_status_of_an_earlier_one() -> None:

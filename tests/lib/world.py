@@ -79,14 +79,15 @@ class Hung:
 
     def wait(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> Any:
         """Wait until all are done, or all that are left hang or wait: then the time is over."""
-        self.waited_for, quiet, before = {*futures}, 0, (-1, 0)
+        waiting, quiet, before = {*futures}, 0, (-1, 0)
+        self.waited_for |= waiting  # also what hangs since an earlier pass
         while True:
-            answer = self.really_wait(self.waited_for, timeout=0.002)
-            running = sum(future.running() for future in answer.not_done)
+            answer = self.really_wait(waiting, timeout=0.002)
+            running = sum(future.running() for future in self.waited_for)
             state = len(self.journal), len(answer.not_done)
             quiet = quiet + 1 if state == before else 0
             before = state
-            queued = len(answer.not_done) - running
+            queued = not all(future.running() for future in answer.not_done)
             patience = 300 if running > self.count else 50 if queued else 1
             if not answer.not_done or quiet >= patience:
                 break
