@@ -84,7 +84,7 @@ ifdef NAMESPACE
 else
 	@echo "This deletes the operator, its permissions, and the namespace milvus-polling-operator-system with everything in it."
 endif
-	@echo "The CRD stays. Every Milvus that remains keeps running, but is no longer managed by this operator."
+	@echo "The CRD stays, and every Milvus that remains keeps running, but is no longer managed by this operator."
 	@$(ASK)
 	$(MANIFEST) | $(KUBECTL) delete -f - --ignore-not-found
 

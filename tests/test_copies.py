@@ -112,8 +112,9 @@ class Run:
             self.harm.append(f"delete of {request.name} without a UID")
         if "resourceVersion" in preconditions:
             return  # it was not Ready in the lists; if it is by now, the server refuses
-        self.down -= self.ready()
-        if request.name in self.wanted & self.ready():
+        ready = self.ready()
+        self.down -= ready
+        if request.name in self.wanted & ready:
             if missing := self.down & self.wanted - {request.name}:
                 self.harm.append(f"{request.name} was taken while {missing} are down")
             self.down.add(request.name)

@@ -18,6 +18,7 @@ PATHS = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")))
 DOCUMENTS = {path: path.read_text() for path in PATHS}
 OTHERS = [TOP / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 README, ALL = DOCUMENTS[TOP / "README.md"], "\n".join(DOCUMENTS.values())
+Shell = Callable[..., str]  # runs a line; see the fixture
 
 
 def blocks(language: str, text: str = ALL) -> list[str]:
@@ -122,9 +123,6 @@ def test_the_demo_comes_to_its_end_without_trouble() -> None:
     said = python("-m", "local.demo", "--wait=no")
     assert "That was the life of a Milvus" in said
     assert [word for word in ("WARNING", "ERROR", "Traceback") if word in said] == []
-
-
-Shell = Callable[..., str]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ TEXT = (TOP / "docs" / "integrations.md").read_text()
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
 ARGO, FLUX = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S))
 (VERSION,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
+MONITOR, RULES = (doc["spec"] for doc in yaml.safe_load_all((TOP / "monitoring.yaml").read_text()))
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 UNPULLED = {"name": "milvus", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
 
@@ -83,9 +84,6 @@ def test_argo_cd_and_flux_show_what_the_table_says() -> None:
     ending = written(milvus(), READY)
     ending["metadata"]["deletionTimestamp"] = NOW
     assert flux(ending) == "InProgress"
-
-
-MONITOR, RULES = (doc["spec"] for doc in yaml.safe_load_all((TOP / "monitoring.yaml").read_text()))
 
 
 def test_the_pod_monitor_finds_the_operator() -> None:

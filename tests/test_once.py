@@ -78,9 +78,11 @@ def test_once_goes_on_after_eight_failures_and_then_fails(dry_run: bool, seconds
     """It retries none, though each try may take as long as the first back-off."""
     world = World(milvus("x", replicas=12), dry_run=dry_run)
     world.server.delay("create", "pods", seconds)
+    code, reason, told = (500, "InternalError", "APIError") if seconds else (422, "", "Invalid")
     for number in range(10):
-        world.server.refuse("create", "pods", 500, "no", "InternalError", name=f"x-{number}")
+        world.server.refuse("create", "pods", code, "no", reason, name=f"x-{number}")
     assert not world.operator.run_once()
+    assert dry_run or world.reason() == told
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
     assert world.pods() == ([] if dry_run else ["x-10", "x-11"])
     assert f"created pod test/x-10{' (dry run)' if dry_run else ''}" in world.log

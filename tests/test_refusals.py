@@ -212,6 +212,7 @@ def test_events_that_fail_are_no_failure_of_a_milvus(code: int) -> None:
         world.passes()
     assert rule.hits < 10, "they back off"
     assert [line.partition(": ")[0] for line in world.troubles] == [said] * bool(said)
+    assert world.condition("x", "Ready")["status"] == "True"
     assert world.operator.run_once()
     for replicas in reversed(range(15)):
         world.change("x", replicas=replicas)

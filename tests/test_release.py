@@ -24,6 +24,7 @@ from tests.lib.world import milvus
 SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example/milvus-polling-operator:test"
+DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
 
 
 def make(*arguments: str, **options: Any) -> str:
@@ -128,7 +129,7 @@ def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo
         os.write(master, f"{answer}\n".encode())
         command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
         said = output_of(*command, code=code, env=env, stdin=terminal)
-        assert "every milvus" in said.lower()
+        assert "every Milvus" in said
         assert ("Continue? [y/N] Nothing was removed.\nmake: " in said) == (answer == "n")
     os.close(master)
     os.close(terminal)
@@ -137,9 +138,6 @@ def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo
 
 
 # --- The image: what can be checked without building it ---
-DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
-
-
 def test_the_lock_has_a_version_in_range_and_hashes_for_every_requirement() -> None:
     locked = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", LOCK, re.M))
     assert len(locked) == LOCK.count("==")
