@@ -13,6 +13,8 @@ IMAGE ?= milvus-polling-operator:0.1.0
 # Only `make deploy NAMESPACE=…`: an environment often has a variable of that name.
 ifneq ($(origin NAMESPACE),command line)
 NAMESPACE :=
+else ifeq ($(strip $(NAMESPACE)),)
+$(error NAMESPACE is empty: give a name, or leave it out for all namespaces)
 endif
 # deploy.yaml with this image and, if NAMESPACE is set, for that namespace alone: with a Role there.
 MANIFEST = sed -e 's|image: milvus-polling-operator:0.1.0|image: $(IMAGE)|' $(if $(NAMESPACE),$(ONLY)) deploy.yaml

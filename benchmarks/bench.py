@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ import yaml
 import milvus_operator as mo
 from benchmarks import fingerprint
 from benchmarks.cluster import THREADS, Hands, milvus, milvuses_path, pods_path
-from local.controlplane import MODULES, ControlPlane, Unavailable, commands, free_ports
+from local.controlplane import MODULES, ControlPlane, Unavailable, commands
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
@@ -50,7 +49,6 @@ ROUNDS = 3
 MANY = 1000  # Milvus resources, of three pods each; or the pods of one
 SIZES = (100, 300, 1000, 3000)  # how many Milvus resources there are in quiet passes
 SHARES = (0.05, 0.25, 0.45)  # of a burst that are created when something else is changed
-REST = 20  # intervals in which the requests of a quiet cluster are counted
 TICKS = os.sysconf("SC_CLK_TCK")
 IMPORTS = "import kubernetes, click, yaml"
 ON_NODE = {"spec": {"nodeName": "node-0"}}  # for spec.pod: kwok plays its kubelet
@@ -343,22 +341,19 @@ def quiet_passes(
     interval: float,
     change: Callable[[], Any] = lambda: None,
 ) -> Figures:
-    """Of an operator at rest: CPU and wall-clock seconds of a pass, peak memory, and the requests
-    of a pass. `change` is called before each pass."""
-    port = free_ports(1)[0]
-    options = (f"-n{namespace}", "-v", f"--interval={interval:g}", f"--health-port={port}")
+    """Of an operator at rest: CPU and wall-clock seconds of a pass, and peak memory. `change` is
+    called before each pass."""
+    options = (f"-n{namespace}", "-v", f"--interval={interval:g}")
     program = Program.operator(bench, operator, *options)
     for _ in range(2):
         program.says("pass over")
-    cpu, asked, walls = program.cpu(), requests(port), []
+    cpu, walls = program.cpu(), []
     for _ in range(passes):
         change()
         walls.append(seconds_of(program.says("pass over")))
-    cost, after = (program.cpu() - cpu) / passes, requests(port)
+    cost = (program.cpu() - cpu) / passes
     program.kill()
-    each = {what: (count - asked.get(what, 0)) / passes for what, count in after.items()}
-    figures = {"cpu": cost, "wall": median(walls), "memory": program.peak}
-    return figures | {what: count for what, count in each.items() if count}
+    return {"cpu": cost, "wall": median(walls), "memory": program.peak}
 
 
 def seconds_of(line: str) -> float:
@@ -366,22 +361,9 @@ def seconds_of(line: str) -> float:
     return float(re.findall(r"([\d.]+) s$", line)[0])
 
 
-def requests(port: int) -> Figures:
-    """How many requests the operator has made, by verb and resource."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
-    pattern = r'api_requests_total\{code="\d+",resource="(\S+?)",verb="(\w+)"\} (\S+)'
-    found = re.findall(pattern, text)
-    return {f"{verb} {resource}": float(count) for resource, verb, count in found}
-
-
 def pages(objects: int) -> list[int]:
-    """The number of the first object on each page of a list: the pages grow."""
-    first, limit = [0], mo.FIRST_PAGE
-    while first[-1] + limit < objects:
-        first.append(first[-1] + limit)
-        limit = min(2 * limit, mo.PAGE)
-    return first
+    """The number of the first object on each page of a list."""
+    return list(range(0, objects, mo.PAGE))
 
 
 def quiet_pass(bench: Bench) -> None:
@@ -404,9 +386,6 @@ def quiet_pass(bench: Bench) -> None:
         now, what = turns[0], f"a quiet pass, {size:,} × 3: CPU"
         lists = "the floor: GET and json.loads of the two lists"
         bench.compare(what, lists, now["cpu"], reads["pass"], most=0.75)
-        asked = ", ".join(f"{some[0]:g} × {key}" for key, some in now.items() if " " in key)
-        expected = f"the pages of the two lists: {len(pages(3 * size) + pages(size))}"
-        bench.add(f"its requests, {size:,} × 3", expected, asked or "none")
         if size < MANY:
             continue
         bench.compare(what, "the floor without garbage collection", now["cpu"], bare["pass"])
@@ -448,33 +427,6 @@ def once(bench: Bench) -> None:
         for key, name, most in (("cpu", "CPU", 0.85), ("wall", "wall", 0.9)):
             what = f"`--once`, {size:,} × 3, whole process: {name}"
             bench.compare(what, "the floor, whole process", now[key], reads[key], most=most)
-
-
-def rest(bench: Bench) -> None:
-    """The requests while nothing changes: no more than if the interval were fixed."""
-    interval = 1.0
-
-    def measure(bench: Bench, path: Path) -> Figures:
-        port, namespace = free_ports(1)[0], bench.quiet_namespace(min(SIZES), path)
-        options = ("-v", f"--interval={interval:g}", f"--health-port={port}")
-        program = Program.operator(bench, path, "-n", namespace, *options)
-        quiet = time.monotonic() + 5 * interval  # by then it has found that nothing changes
-        while time.monotonic() < quiet:
-            program.says("pass over")
-        before = sum(requests(port).values())
-        program.says("pass over")
-        after = sum(requests(port).values())
-        program.drain()
-        time.sleep((REST + 0.5) * interval)  # so that the last pass is over, too
-        asked = sum(requests(port).values()) - after
-        program.kill()
-        return {"asked": asked, "fixed": REST * (after - before)}
-
-    for path, turns in zip((OURS, *bench.others), in_turns(*bench.versions(measure)), strict=True):
-        which = "" if path == OURS else f", {named(path)}"
-        what = f"a quiet cluster, {min(SIZES)} × 3: requests in {REST} intervals{which}"
-        fixed = f"{REST} passes at the fixed interval"
-        bench.compare(what, fixed, turns["asked"], turns["fixed"], "", most=1)
 
 
 def foreign_pods(bench: Bench) -> None:
@@ -882,7 +834,7 @@ def kopf_memory(bench: Bench) -> None:
 
 BURSTS = [start, bring_up, statuses, one_of_many_pods, scale_down, bad_milvus]
 CHANGES = [roll, one_change, change_among_moves]
-PASSES = [worst_pass, rest, foreign_pods, quiet_pass, once]
+PASSES = [worst_pass, foreign_pods, quiet_pass, once]
 ROWS: list[Callable[[Bench], None]] = [*BURSTS, *CHANGES, replica_sets, two_copies, *PASSES]
 ROWS += [kopf_memory]  # those with the largest size come last
 

@@ -28,9 +28,14 @@ def test_the_crd_rejects_what_cannot_be_served(kube: Kube) -> None:
         assert words in answer("image: a", name)
     assert "created" in answer("image: a", "a" * 52)
     assert "created" in answer("image: a, storage: {size: 1Gi}")
-    for storage in ("", ", storage: {size: 2Gi}", ", storage: {size: 1Gi, storageClassName: a}"):
-        assert "storage can't be changed, added or removed" in answer(f"image: a{storage}")
-    assert "configured" in answer("image: b, storage: {size: 1Gi}")
+    for storage, words in {
+        "": "storage can't be added or removed",
+        ", storage: {size: 1023Mi}": "a volume can only grow",
+        ", storage: {size: 1Gi, storageClassName: a}": "the storage class can't be changed",
+    }.items():
+        assert words in answer(f"image: a{storage}")
+    for size in ("1024Mi", "2Gi", "2147483649"):
+        assert "configured" in answer(f"image: b, storage: {{size: {size}}}")
 
 
 BAD_PORT = {"name": "milvus", "ports": [{"containerPort": 99999}]}

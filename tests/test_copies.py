@@ -14,7 +14,7 @@ import pytest
 import milvus_operator as mo
 from tests.lib.front import ERRORS, Front, Request, answer
 from tests.lib.judge import STRANGER
-from tests.lib.world import World, at_rest, milvus, pod
+from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
 BASE = int(os.environ.get("SEED") or random.Random(TOGETHER).randrange(1_000_000))
@@ -183,22 +183,3 @@ def test_in_a_roll_all_copies_choose_the_same_pod() -> None:
         Turns(world.server, seed).passes(copies, lambda: None)
         assert {*world.names("delete", "pods")} == {"x-3"}
         world.settle()
-
-
-def test_a_copy_whose_deletes_were_refused_waits_for_the_pod_that_another_copy_has_made() -> None:
-    world = at_rest(milvus("x", replicas=2))
-    other = world.new_operator(user="other")
-    rule = world.server.refuse("delete", "pods", 403, "no")
-    world.change("x", image="milvus:2")
-    for _ in range(4):
-        world.passes()
-        other.run_pass()
-    world.server.rules.remove(rule)
-    world.clock.advance(20)
-    world.passes()
-    other.run_pass()
-    world.server.finish_deletions()
-    world.passes()
-    assert world.images() == ["milvus:1", "milvus:2"]
-    other.run_pass()
-    assert [one.name for one in world.requests("delete", "pods") if one.code == 200] == ["x-1"]

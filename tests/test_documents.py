@@ -150,6 +150,8 @@ def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(shell: Shell, comm
             command("-n", "default")  # it does not end; make has run it before
         else:
             said[line] = shell(line)
+    (dry_run,) = re.findall("# says: (.*)", README)
+    assert dry_run in said["make run ARGS='--once --dry-run'"]
     assert "minimal   1         1       Ready" in said["kubectl get mi,pods"]
     assert "created pod minimal-0" in said["kubectl describe milvus minimal"]
     assert "this needs YES=1.\nNothing was removed." in shell("make uninstall", 2)

@@ -1,9 +1,7 @@
 """Health and metrics over HTTP, as a cluster's own tools read them."""
 
-import os
 import resource
 import socket
-import threading
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,8 +11,6 @@ from local.controlplane import free_ports
 from tests.lib.front import Request
 from tests.lib.kit import Kube, Start, eventually, http_get
 from tests.lib.world import World, at_rest, milvus
-
-OK = (200, "ok\n")
 
 
 def serve(world: World) -> int:
@@ -29,24 +25,26 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float, patience: 
     """It may wait for the next pass, or to list again; and each request has its timeout."""
     world, timeout = World(interval=interval), 10
     port = serve(world)
+
+    def codes() -> tuple[int, int]:
+        return http_get(port, "/healthz")[0], http_get(port, "/readyz")[0]
+
     rule = world.server.fault("list", "pods", "unreachable")
     world.passes()
-    assert http_get(port, "/healthz?verbose") == OK
-    assert http_get(port, "/readyz") == (503, "not every namespace has been listed yet\n")
-    assert http_get(port, "/nowhere")[0] == 404
+    assert codes() == (200, 503), "not every namespace has been listed yet"
     world.server.rules.remove(rule)
     world.operator.run_pass()
-    assert http_get(port, "/readyz") == OK
+    assert codes() == (200, 200)
     world.clock.advance(patience + timeout + 9)
-    assert http_get(port, "/healthz") == OK
+    assert codes() == (200, 200)
     world.clock.advance(2)
-    assert http_get(port, "/healthz") == (503, "the loop has made no progress for too long\n")
+    assert codes() == (503, 200)
     world.operator.run_pass()
-    assert http_get(port, "/healthz") == OK
+    assert codes() == (200, 200)
 
 
 def test_a_long_list_is_not_a_stuck_loop() -> None:
-    """Each page is progress; a page that never comes is none."""
+    """Each page is progress; a page that does not come for long is none."""
     world = World(*[milvus(f"x{number}", replicas=0) for number in range(300)])
     alive = []
 
@@ -64,60 +62,31 @@ def test_a_long_list_is_not_a_stuck_loop() -> None:
 
 def samples(port: int) -> dict[str, float]:
     """Each of our samples by its name and labels, read by Prometheus's own parser."""
-    text = http_get(port, "/metrics")[1]
     found = dict[str, float]()
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(http_get(port, "/metrics")[1]):
         for sample in family.samples:
-            labels = [f"{key}={value}" for key, value in sorted(sample.labels.items())]
-            found[" ".join([sample.name.removeprefix("milvus_operator_"), *labels])] = sample.value
-    return found
+            found[" ".join([sample.name, *sample.labels.values()])] = sample.value
+    return {name.removeprefix("milvus_operator_"): value for name, value in found.items()}
 
 
 @pytest.mark.platform
-def test_metrics_count_what_a_pass_does() -> None:
+def test_metrics_count_passes_and_milvus() -> None:
     world = at_rest(milvus("x", replicas=2), milvus("bad", milvusSpec="proxy.port: 1"))
     port = serve(world)
     before = samples(port)
-    world.change("x", replicas=1)
     world.add(milvus("waits"))
     world.passes(3)
     after = samples(port)
-    assert {
-        name: value - before.get(name, 0)
-        for name, value in after.items()
-        if name.startswith(("api_requests_total", "passes_total", "pass_duration_seconds_count"))
-        and value != before.get(name)
-    } == {
-        "passes_total result=success": 3,  # one bad Milvus is not a failure of the operator
-        "pass_duration_seconds_count": 3,
-        "api_requests_total code=200 resource=pods verb=list": 3,
-        "api_requests_total code=200 resource=milvuses verb=list": 3,
-        "api_requests_total code=200 resource=milvuses/status verb=patch": 2,
-        "api_requests_total code=201 resource=pods verb=create": 1,
-        "api_requests_total code=200 resource=pods verb=delete": 1,
-        "api_requests_total code=201 resource=events verb=create": 2,
-    }
-    for state in ("ready", "progressing", "failed"):
-        assert after[f"milvuses state={state}"] == 1, state
+    good = "passes_total success"  # one bad Milvus is not a failure of the operator
+    for name in (good, "pass_duration_seconds_count"):
+        assert after[name] == before[name] + 3
+    assert [after[f"milvuses {state}"] for state in ("ready", "progressing", "failed")] == [1, 1, 1]
     assert after["seconds_since_good_pass"] == 5
     world.server.fault("list", "pods", "reset")
     world.passes()
-    failed = "api_requests_total code=error resource=pods verb=list"
-    assert samples(port)[failed] == after.get(failed, 0) + 1
-
-
-def test_hundreds_of_idle_clients_delay_nobody() -> None:
-    def used() -> int:
-        return threading.active_count() + len(os.listdir("/proc/self/fd"))
-
-    port, before = serve(World()), used()
-    idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(300)]
-    for path in ("/healthz", "/metrics"):
-        assert http_get(port, path)[0] == 200
-    assert idle[0].recv(1) == b"", "the server does not wait for it forever"
-    assert used() - before < 300 + 150, "only the test itself keeps its ends open"
-    for client in idle:
-        client.close()
+    bad = "passes_total failure"
+    assert samples(port)[bad] == before.get(bad, 0) + 1
+    assert samples(port)["seconds_since_good_pass"] == 10
 
 
 def test_without_file_handles_it_goes_on(kube: Kube, command: Start) -> None:
@@ -126,7 +95,8 @@ def test_without_file_handles_it_goes_on(kube: Kube, command: Start) -> None:
     process.says("pass over")
     limit = resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (1, limit[1]))
-    kube.create(replicas=40)
+    for number in range(20):
+        kube.create(f"m{number}", replicas=2)
     process.says("Too many open files")
     resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, limit)
     eventually(lambda: len(kube.names()) == 40, 60)

@@ -23,13 +23,14 @@ UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 UNPULLED = {"name": "milvus", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
 
 
-def written(milvus: Obj, pods: list[Obj], **problems: mo.Reason) -> Obj:
-    """The Milvus with the status that the operator writes for it; `problems` is by pod."""
-    return milvus | {"status": new_status(milvus, pods, **problems)}
+def written(milvus: Obj, pods: list[Obj]) -> Obj:
+    """The Milvus with the status that the operator writes for it."""
+    return milvus | {"status": new_status(milvus, pods)}
 
 
 def rejected(reason: str) -> Obj:
-    return written(milvus(3), pods("x-0, x-1"), x_2=mo.Reason(reason, "why"))
+    status = new_status(milvus(3), pods("x-0, x-1"), {2: mo.Reason(reason, "why")})
+    return milvus(3) | {"status": status}
 
 
 READY = pods("x-0, x-1, x-2")

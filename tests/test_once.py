@@ -13,7 +13,7 @@ from tests.lib.world import World, at_rest, milvus
 STORED: Obj = {"storage": {"size": "1Gi"}}
 
 
-@pytest.mark.parametrize(("times", "created"), [(10, 30), (99, 29)])
+@pytest.mark.parametrize(("times", "created"), [(2, 30), (99, 29)])
 def test_once_retries_conflicts_but_not_forever(times: int, created: int) -> None:
     """As about a quota, which many creates change at the same time."""
     world = World(milvus("x", replicas=30))
@@ -21,7 +21,7 @@ def test_once_retries_conflicts_but_not_forever(times: int, created: int) -> Non
     world.server.refuse("create", "pods", 409, "modified", "Conflict", name="x-1", times=times)
     assert world.operator.run_once() == (created == 30)
     assert len(world.pods()) == world.status("x")["replicas"] == created
-    assert world.names("create", "pods").count("x-1") == 11
+    assert world.names("create", "pods").count("x-1") <= 4
     assert created == 30 or world.message() == "pod x-1: modified"
 
 
@@ -47,7 +47,8 @@ def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll(
         ("create", "pods", 403),
         ("delete", "pods", 422),
         ("patch", "milvuses/status", 500),
-        ("get", "persistentvolumeclaims", 500),
+        ("create", "persistentvolumeclaims", 500),
+        ("list", "persistentvolumeclaims", 500),
         ("list", "pods", 500),
     ],
 )
@@ -74,7 +75,7 @@ def test_once_fails_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("dry_run", "seconds"), [(False, 0), (False, 10), (True, 0)])
-def test_once_goes_on_after_eight_failures_and_then_fails(dry_run: bool, seconds: float) -> None:
+def test_once_goes_on_beside_what_fails_and_then_fails(dry_run: bool, seconds: float) -> None:
     """It retries none, though each try may take as long as the first back-off."""
     world = World(milvus("x", replicas=12), dry_run=dry_run)
     world.server.delay("create", "pods", seconds)
@@ -85,22 +86,23 @@ def test_once_goes_on_after_eight_failures_and_then_fails(dry_run: bool, seconds
     assert dry_run or world.reason() == told
     assert world.names("create", "pods") == [f"x-{number}" for number in range(12)]
     assert world.pods() == ([] if dry_run else ["x-10", "x-11"])
-    assert f"created pod test/x-10{' (dry run)' if dry_run else ''}" in world.log
     assert (world.status("x") == {"observedGeneration": -1}) == dry_run
-    left = ", 1 Milvus resource(s) left for the next pass, "
-    assert any(left in line for line in world.log) != dry_run, "a dry run has one pass"
 
 
-def test_once_fails_if_something_is_left_after_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mo, "MAX_PASSES", 3)
-    world = World(milvus("x", replicas=5), interval=1, workers=1)
+def test_once_makes_as_many_passes_as_it_takes() -> None:
+    world = World(milvus("x", replicas=12), interval=1, workers=1)
+    world.server.quota = {"pods": 11}
     world.server.delay("create", "pods", 1)
     assert not world.operator.run_once()
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-    assert world.operator.run_once()
+    assert len(world.requests("list", "pods")) >= 3
+    assert len(world.pods()) == 11
+    assert world.reason() == "QuotaExceeded"
 
 
-def test_once_fails_if_a_create_times_out_only_in_a_later_pass() -> None:
+def test_once_fails_if_a_create_times_out_only_in_a_later_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mo, "MIN_ACTING", 0.2)
     world = World(milvus("x"), interval=0.3)
     started = time.monotonic()
     world.operator.clock = world.operator.cluster.clock = lambda: time.monotonic() - started
@@ -112,14 +114,6 @@ def test_once_fails_if_a_create_times_out_only_in_a_later_pass() -> None:
     world.server.when("create", "pods", hang)
     assert not world.operator.run_once()
     assert world.reason() == "APIError"
-
-
-def test_once_fails_if_the_last_creates_are_refused_after_an_overdue_status() -> None:
-    world = World(milvus("x", replicas=12), workers=1)
-    world.server.quota = {"pods": 10}
-    world.server.delay("create", "pods", 1)
-    assert not world.operator.run_once()
-    assert world.reason() == "QuotaExceeded"
 
 
 # --- Dry runs ---
@@ -138,12 +132,12 @@ def test_a_dry_run_writes_nothing_and_says_once_what_would_be_done_however_long_
     assert world.writes()
     assert all(request.dry_run for request in world.writes())
     for line in (
-        *[f"created claim test/data-y-{number} (dry run)" for number in range(50)],
-        *[f"created pod test/y-{number} (dry run)" for number in range(50)],
-        "deleted pod test/x-2: spec.replicas is 2 (dry run)",
-        "deleted pod test/z-0 in order to replace it: Failed (Evicted) (dry run)",
+        f"milvus test/y: created claims {', '.join(f'data-y-{n}' for n in range(50))} (dry run)",
+        f"milvus test/y: created pods {', '.join(f'y-{n}' for n in range(50))} (dry run)",
+        "milvus test/x: deleted pod x-2: spec.replicas is 2 (dry run)",
+        "milvus test/z: deleted pod z-0: Evicted (dry run)",
     ):
         assert world.log.count(line) == 1
     world.change("y", replicas=51)
     world.passes(5)
-    assert "created pod test/y-50 (dry run)" in world.log
+    assert any("y-50 (dry run)" in line for line in world.log)

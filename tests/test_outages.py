@@ -19,9 +19,8 @@ RIGHT = 'User "x" cannot list resource "pods" in API group "" in the namespace "
         ("pods", 0, "", "requests to http://memory fail: "),
         ("pods", 401, "", "http://memory rejects the credentials: log in again"),
         ("pods", 403, f"pods is forbidden: {RIGHT}", "not allowed to list pods in namespace test:"),
-        ("pods", 404, "not found", "cannot list pods in namespace test: HTTP 404: not found"),
-        ("milvuses", 404, "no", "http://memory does not serve milvuses.zilliz.com: install"),
-        ("milvuses", 500, "no", "cannot list milvuses in namespace test: HTTP 500: no"),
+        ("milvuses", 404, "no", "cannot list milvuses in namespace test: no (install the CRD with"),
+        ("milvuses", 500, "no", "cannot list milvuses in namespace test: no"),
     ],
 )
 def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str, line: str) -> None:
@@ -64,7 +63,7 @@ def test_a_changed_spec_does_not_end_a_missing_permission(verb: str, resource: s
 
 def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
     world = World(interval=5)
-    rule = world.server.refuse("list", "pods", 500, "not now")
+    rule = world.server.refuse("list", "*", 500, "not now")
     world.run(200)
     waits = world.times("list", "pods")
     for wait, most in zip(waits, [1, 2, 4, 8, 16, *[30] * 20], strict=False):
@@ -91,31 +90,11 @@ def test_the_other_namespaces_are_served_as_ever_while_one_cannot_be_listed() ->
     assert sorted(world.pods()) == ["x-0", "y-0"]
 
 
-def test_a_plugin_that_waits_is_asked_once_and_stops_no_pass_while_the_token_is_good() -> None:
-    world = World(milvus("x"))
-    cluster, asked = world.operator.cluster, list[str | None]()
-    good = cluster.connection._replace(context="dev")
-    cluster.connection = good._replace(expires=0)
-    with world.slow_tasks() as hung:
-
-        def connect(context: str | None) -> mo.Connection:
-            asked.append(context)
-            hung.hang()
-            return good
-
-        cluster.connect = connect
-        world.passes(3)
-        assert hung.count == 1
-        assert (world.pods(), world.troubles) == (["x-0"], [])
-    world.passes(2)
-    assert asked == ["dev"]
-
-
 # --- Nothing ends the loop ---
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(milvus("x", replicas=2))
-    world.server.refuse("list", "pods", 403, f"pods is forbidden: {RIGHT}")
     world.passes()
+    world.remove("pods", "x-0")
     world.forget()
     good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
     with monkeypatch.context() as patch:
@@ -124,14 +103,11 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
         world.run(20)
         assert not world.operator.run_once()
     (line,) = world.troubles
-    assert line.startswith("a pass failed: unexpected RuntimeError in ")
-    assert not any(line.startswith("resolved: ") for line in world.log)
+    assert line.startswith("a pass failed: unexpected RuntimeError, please report this bug: ")
     assert metric("passes_total", result="success") == good
     assert metric("passes_total", result="failure") > bad
-    world.server.rules.clear()
     world.run(20)
     assert "resolved: a pass failed" in world.log
-    assert "resolved: not allowed to list pods in namespace test" in world.log
     assert len(world.pods()) == 2
 
 
@@ -148,20 +124,9 @@ def test_a_bug_delays_no_other(function: str, reason: str, monkeypatch: pytest.M
     monkeypatch.setattr(mo, function, failing)
     world.passes(10)
     assert world.pods() == ["y-0"]
-    (line,) = [line for line in world.troubles if "milvus test/x" not in line]
-    assert line.startswith("unexpected ZeroDivisionError in test_outages.py, line ")
-    assert line.endswith(": please report this bug")
+    (line,) = world.troubles
+    assert "test/x: " in line
+    assert "unexpected ZeroDivisionError, please report this bug: failing:" in line
     assert "hunter2" not in "".join(world.log)
     assert world.reason() == reason
     assert metric("milvuses", state="failed") == 1
-
-
-def test_a_bug_is_told_although_the_status_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = at_rest(milvus("x"))
-    world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook")
-    world.change("x", replicas=2)
-    world.passes(4)
-    monkeypatch.setattr(mo, "spec_of", Mock(side_effect=KeyError))
-    world.server.set_pod("x-0", ready=False)
-    world.passes(2)
-    assert world.troubles[-1].endswith(": please report this bug")

@@ -4,7 +4,6 @@ Each run draws new examples; a failure prints the decorator that repeats it.
 """
 
 import copy
-import json
 import logging
 import re
 from typing import Any
@@ -13,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import milvus_operator as mo
-from tests.lib.objects import CURRENT, WORDS, Obj, decided, milvus, new_status, pod, read, taken
+from tests.lib.objects import CURRENT, WORDS, Obj, claim, decided, milvus, named, new_status, pod
+from tests.lib.world import World
+from tests.lib.world import milvus as created
 
 drawn = settings(derandomize=False, deadline=None, database=None, print_blob=True)
 
 # --- Pods of any kind, in any state ---
 NAMES = [*(f"x-{i}" for i in range(6)), "x-01", "x-y", "x-y-1", "y-1"]
-UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": '"data-x-1" not found'}
+UNSCHEDULED = {"type": "PodScheduled", "status": "False"}
 STATES: list[Obj] = [
-    {},
-    {"phase": None, "conditions": None},
     {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
     {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+    {"containerStatuses": [{"ready": True}], "conditions": [{"type": "Ready", "status": "False"}]},
     {"conditions": [UNSCHEDULED]},
 ]
 
@@ -38,72 +38,131 @@ def a_pod(draw: st.DrawFn) -> Obj:
 
 some_pods = st.lists(a_pod(), max_size=9, unique_by=mo.name_of)
 replicas = st.integers(0, 6)
-reasons = ["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError", "ClaimTerminating"]
+reasons = ["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError", "Pending"]
 some_words = st.builds(mo.Reason, st.sampled_from(reasons), st.text())
-some_problems = st.dictionaries(st.sampled_from(NAMES), some_words)
-back_offs = st.sets(st.integers(0, 5))
-wanted = milvus()
+some_problems = st.dictionaries(st.integers(0, 5), some_words)
+errors = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), mo.ApiError(403, "", own="NameConflict")]
+back_offs = st.builds(mo.BackOff, st.sampled_from([0, 1]), st.just(10), st.sampled_from(errors))
+keys = st.tuples(st.sampled_from(["create", "restart", "replace", "delete"]), st.integers(0, 5))
+failures = st.dictionaries(keys, back_offs, max_size=4)
+claim_names = st.sampled_from(["data-x-0", "data-x-1"])
+a_claim = st.builds(
+    claim, claim_names, st.sampled_from(["1Gi", "1"]), st.sampled_from(["Bound", "Lost"])
+)
+some_claims = st.none() | st.lists(a_claim)
+wanted = milvus(storage={"size": "1Gi"})
 
 
 @drawn
-@given(some_pods, replicas, some_problems, st.randoms())
+@given(some_pods, replicas, some_claims, some_problems, st.randoms())
 def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
-    pods: list[Obj], count: int, problems: dict[str, mo.Reason], dice: Any
+    pods: list[Obj], count: int, claims: Any, problems: dict[int, mo.Reason], dice: Any
 ) -> None:
-    served = milvus(count)
-    kept, names = [mo.slim_pod(pod) for pod in pods], list(problems)
+    served = milvus(count, storage={"size": "1Gi"})
+    kept = [mo.slim_pod(pod) for pod in pods]
     dice.shuffle(kept)
-    dice.shuffle(names)
-    told = [
-        [(action.verb, action.ordinal, action.reason) for action in decided(served, some)]
+    one, other = (
+        [(action.key, action.reason, action.is_due) for action in decided(served, some, claims)]
         for some in (pods, kept)
-    ]
-    assert sorted(told[0]) == sorted(told[1])
-    one, other = ([action for action in some if action[0] != "adopt"] for some in told)
+    )
     assert one == other
-    assert taken(served, kept) == taken(served, pods)
-    shuffled = {name: problems[name] for name in names}
-    assert new_status(served, kept, **shuffled) == new_status(served, pods, **problems)
+    assert new_status(served, kept, problems) == new_status(served, pods, problems)
 
 
 @drawn
-@given(some_pods, replicas)
-def test_only_pods_of_ours_are_written_to_and_each_one_once(pods: list[Obj], count: int) -> None:
-    actions = decided(milvus(count), pods)
+@given(some_pods, replicas, some_claims, failures)
+def test_only_pods_of_ours_are_written_to_each_one_once_and_a_template_is_asked_about_first(
+    pods: list[Obj], count: int, claims: Any, failed: mo.BackOffs
+) -> None:
+    served = milvus(count, storage={"size": "1Gi"})
+    actions = decided(served, pods, claims, failed)
+    verbs = [action.verb for action in actions]
+    assert ("check" in verbs) == ("replace" in verbs)
+    assert "check" not in verbs or verbs.index("check") < verbs.index("replace")
+    for grown in [action for action in actions if action.verb == "grow"]:
+        assert grown.pod in (claims or [])
+        assert grown.ordinal < count
+        assert grown.pod["status"] == {"phase": "Bound"}
+        assert grown.pod["spec"]["resources"]["requests"]["storage"] == "1", "of 1Gi"
+    actions = [action for action in actions if action.verb not in ("check", "grow")]
     assert len({action.ordinal for action in actions}) == len(actions)
-    names = {mo.name_of(pod) for pod in pods}
+    there = named(served, pods)
     for action in actions:
+        pod = there.get(action.ordinal, {})
+        assert not pod or not mo.is_ending(pod)
         if action.verb == "create":
             assert action.ordinal < count
-            assert f"x-{action.ordinal}" not in names
+            assert not pod or mo.owner_uid(pod) != "uid-of-x"
             continue
-        assert f"x-{action.ordinal}" == mo.name_of(action.pod)
-        assert not mo.is_ending(action.pod)
+        assert pod == action.pod
         if action.verb == "adopt":
-            assert mo.controller_of(action.pod) == {}
-            assert mo.selector_of(wanted).items() <= mo.labels_of(action.pod).items()
+            assert mo.controller_of(pod) == {}
+            assert mo.selector_of(wanted).items() <= mo.labels_of(pod).items()
         else:
-            assert mo.owner_uid(action.pod) == "uid-of-x"
+            assert mo.owner_uid(pod) == "uid-of-x"
             assert (action.verb == "delete") == (action.ordinal >= count)
 
 
 @drawn
-@given(some_pods, replicas, back_offs, st.booleans())
-def test_one_ready_pod_at_a_time_and_only_while_all_others_are_ready(
-    pods: list[Obj], count: int, backing_off: set[int | str], may_restart: bool
+@given(some_pods, replicas, failures)
+def test_one_ready_pod_at_a_time_and_only_while_all_others_may_serve(
+    pods: list[Obj], count: int, failed: mo.BackOffs
 ) -> None:
-    failed = dict.fromkeys(backing_off, mo.BackOff(until=1))
-    ended = {*map(mo.uid_of, pods)} if may_restart else ()
-    chosen = mo.choose(decided(milvus(count), pods), failed, (), ended, 0)
-    assert not backing_off & {action.ordinal for action in chosen}
-    assert may_restart or "restart" not in [action.verb for action in chosen]
-    replaced = [action for action in chosen if action.verb in ("restart", "replace")]
-    for disrupted in filter(lambda action: mo.is_ready(action.pod), replaced):
+    """But for those whose names others hold, and those that cannot be deleted."""
+    chosen = [one for one in decided(milvus(count), pods, failed=failed) if one.is_due]
+    assert [one for one in chosen if one.verb == "restart" and mo.is_ready(one.pod)] == []
+    replaced = [one for one in chosen if one.verb == "replace"]
+    serving = [one for one in replaced if mo.may_serve(one.pod)]
+    assert len(serving) <= 1
+    for disrupted in serving:
         assert mo.template_hash_of(disrupted.pod) != CURRENT
-        held = taken(milvus(count), pods)
-        others = {f"x-{ordinal}" for ordinal in range(count)} - {mo.name_of(disrupted.pod)} - held
-        ready = {mo.name_of(pod) for pod in mo.members(wanted, pods).values() if mo.is_ready(pod)}
-        assert others <= ready - {mo.name_of(action.pod) for action in chosen}
+        held = {o for (verb, o), one in failed.items() if one.why.reason == "NameConflict"}
+        stuck = {ordinal for verb, ordinal in failed if verb == "replace"}
+        others = {*range(count)} - {disrupted.ordinal} - held - stuck
+        mine = mo.members(wanted, named(wanted, pods))
+        assert others <= {ordinal for ordinal, pod in mine.items() if mo.may_serve(pod)}
+
+
+# --- Claims of any kind ---
+CLAIMS = "persistentvolumeclaims"
+SIZES = {"512Mi": 0.5, "1Gi": 1, "1024Mi": 1, "2Gi": 2, "2147483649": 2.1, "1e12": 931.3}
+some_sizes = st.sampled_from([*SIZES])
+claim_names = st.sampled_from(["data-x-0", "data-x-1", "data-x-2", "data-x-01", "data-y-0", "x-0"])
+claim_traits = st.tuples(some_sizes, *[st.sampled_from([True, True, False])] * 3)
+
+
+@settings(drawn, max_examples=60)
+@given(
+    st.dictionaries(claim_names, claim_traits),
+    st.lists(st.tuples(some_sizes, replicas), min_size=1, max_size=3),
+)
+def test_no_claim_is_ever_deleted_made_smaller_or_patched_without_our_label(
+    claims: dict[str, Any], changes: list[Any]
+) -> None:
+    world = World(created("x", storage={"size": "1Gi"}))
+    for name, (size, is_ours, is_bound, is_kept) in claims.items():
+        metadata = {"labels": {mo.CLAIM_LABEL: "x"} if is_ours else {}}
+        resources = {"requests": {"storage": size}}
+        world.server.ask(
+            "create", CLAIMS, name, {"metadata": metadata, "spec": {"resources": resources}}
+        )
+        phase = "Bound" if is_bound else "Pending"
+        world.server.ask("patch", f"{CLAIMS}/status", name, {"status": {"phase": phase}})
+        if not is_kept:
+            world.remove(CLAIMS, name)
+    for size, count in changes:
+        before = {claim["metadata"]["name"]: claim for claim in world.server.all_of(CLAIMS)}
+        world.forget()
+        world.change("x", storage={"size": size}, replicas=count)
+        world.passes(4)
+        world.server.run_pods()
+        assert world.names("delete", CLAIMS) == []
+        for one in world.requests("patch", CLAIMS):
+            claim = before[one.name]
+            assert mo.labels_of(claim) == {mo.CLAIM_LABEL: "x"}
+            assert not mo.is_ending(claim)
+            old, new = (obj["spec"]["resources"]["requests"] for obj in (claim, one.body))
+            assert SIZES[new["storage"]] > SIZES[old["storage"]]
 
 
 # --- A spec of any shape ---
@@ -134,23 +193,23 @@ any_spec = (
 
 @settings(drawn, max_examples=200)
 @given(any_spec)
-def test_a_spec_of_any_shape_is_served_or_invalid(any_spec: Any) -> None:
-    """What the operator relies on cannot be overridden."""
-    there = milvus() | {"spec": any_spec}
-    before, spec = copy.deepcopy(there), read(there)
-    conditions = new_status(there, [])["conditions"]
-    assert all(one["message"] for one in conditions)
-    assert (len(conditions) == 3) == bool(spec.invalid)
-    if not spec.invalid:
-        plain, made = mo.new_pod(wanted, spec, 1), mo.new_pod(there, spec, 1)
-        json.dumps(made)
-        assert made.keys() == plain.keys()
-        assert made["metadata"].keys() == plain["metadata"].keys()
-        for key in ("name", "namespace", "ownerReferences"):
-            assert made["metadata"][key] == plain["metadata"][key]
-        assert mo.labels_of(plain).items() <= mo.labels_of(made).items()
-        assert mo.template_hash_of(made) == spec.template_hash
-    assert there == before, "nothing of the Milvus is changed in place"
+def test_a_spec_of_any_shape_is_no_trouble_and_cannot_override_what_the_operator_relies_on(
+    any_spec: Any,
+) -> None:
+    world = World(created("x"), created("y"))
+    x = world.server.objects["milvuses", "test", "x"]
+    x["spec"] = copy.deepcopy(any_spec)
+    world.passes(2)
+    assert world.reason("y") == "Reconciled"
+    assert [line for line in world.troubles if not line.startswith("milvus test/x: ")] == []
+    made = [one.body for one in world.requests("create", "pods") if one.name.startswith("x-")]
+    for number, sent in enumerate(made):
+        assert sent.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        metadata = sent["metadata"] | {"labels": None, "annotations": None}
+        names = {"name": f"x-{number}", "namespace": "test", "labels": None, "annotations": None}
+        assert metadata == names | {"ownerReferences": [mo.owner_reference(x)]}
+        assert mo.selector_of(x).items() <= mo.labels_of(sent).items()
+        assert mo.template_hash_of(sent) == mo.spec_of(x).template_hash
 
 
 # --- Text that may be a password ---

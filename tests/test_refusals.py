@@ -1,6 +1,5 @@
 """Writes that are refused or fail: they back off, are reported, and delay nothing else."""
 
-import time
 from typing import Any
 
 import pytest
@@ -27,11 +26,10 @@ NO_EVENTS = 'events.events.k8s.io is forbidden: User "x" cannot create resource 
         (409, "", FAILED, "APIError"),
         (429, "", FAILED, "APIError"),
         (503, "", FAILED, "APIError"),
+        (404, "NotFound", FAILED, "APIError"),
+        (409, "Conflict", FAILED, "APIError"),
         (403, "NameConflict", REFUSED, "Forbidden"),  # our own words, from a webhook
         (422, "Pending", REFUSED, "Invalid"),
-        # What may have changed meanwhile is tried again in the next pass, ten times.
-        (404, "NotFound", [10] * 10 + REFUSED[:-1], "APIError"),
-        (409, "Conflict", [1] * 10 + FAILED[:-1], "APIError"),
     ],
 )
 def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[float], why: str) -> None:
@@ -48,24 +46,12 @@ def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[float]
     assert world.reason() == why
     assert not code or world.message().endswith("not now")
     assert (world.condition("x", "Stalled") != {}) == (why in ("Invalid", "Forbidden"))
+    assert len(world.troubles) == 1
     world.server.rules.clear()
     world.clock.advance(300)
     world.settle()
     assert world.reason() == "Reconciled"
     assert world.condition("x", "Stalled") == {}
-
-
-def test_what_is_refused_stays_told_while_a_try_meets_a_conflict() -> None:
-    world = World(milvus("x"))
-    refused = world.server.refuse("create", "pods", 403, "no")
-    world.passes(2)
-    world.server.rules.remove(refused)
-    world.server.refuse("create", "pods", 409, "modified", "Conflict", times=1)
-    world.server.rules.append(refused)
-    world.passes(8)
-    assert world.times("create", "pods") == [10, 5, 20]
-    assert world.reason() == "Forbidden"
-    assert world.troubles == ["milvus test/x: Forbidden: no"]
 
 
 def test_a_late_refusal_of_an_earlier_spec_is_not_told_of_the_corrected_one() -> None:
@@ -85,7 +71,7 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     world = World(milvus("x", replicas=2), interval=9, workers=1)
     world.server.refuse("create", "pods", 422, "never", name="x-0")
     slow = world.server.delay("create", "pods", 0, name="x-1")
-    world.server.refuse("create", "pods", 500, "not now", name="x-1")
+    world.server.refuse("create", "pods", 500, "not now", "InternalError", name="x-1")
     world.passes()
     slow.do = lambda _: world.clock.advance(5)
     world.operator.run_pass()
@@ -108,18 +94,6 @@ def test_a_pod_that_is_gone_is_created_at_once_though_its_delete_was_refused() -
     assert world.reason() == "Reconciled"
 
 
-def test_an_evicted_pod_is_replaced_at_once_whatever_a_quota_refuses() -> None:
-    world = World(milvus("x", replicas=5))
-    world.server.quota = {"pods": 3}
-    world.passes(120)
-    world.server.run_pods()
-    world.server.fail("x-1")
-    world.forget()
-    world.passes(2)
-    assert world.names("delete", "pods") == ["x-1"]
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-
-
 def test_an_evicted_pod_is_replaced_though_many_others_are_refused() -> None:
     world = at_rest(milvus("x", replicas=60, storage={"size": "1Gi"}))
     for number in range(50):
@@ -128,76 +102,59 @@ def test_an_evicted_pod_is_replaced_though_many_others_are_refused() -> None:
     world.server.quota = {"persistentvolumeclaims": 10}
     world.server.fail("x-55")
     before = world.uid("x-55")
-    start = world.clock.now()
-    times = world.run(5)
-    assert world.clock.now() - start < 6
-    assert len(times) > 5, "the next pass goes on soon"
+    world.run(10)
     assert world.uid("x-55") != before
 
 
-# --- Quotas, rights and other causes that all pods of a Milvus share ---
+# --- Quotas, permissions and other causes that all pods of a Milvus share ---
 def test_a_quota_of_two_for_a_thousand_pods_costs_few_requests() -> None:
-    """What several workers are refused alike counts once."""
-    world = World(milvus("x", replicas=1000), workers=4)
+    world = World(milvus("x", replicas=1000))
     world.server.quota = {"pods": 2}
-    world.server.when("create", "pods", lambda _: time.sleep(0.02))
     world.passes(2)
     assert len(world.pods()) == 2
-    assert len(world.requests("create", "pods")) <= 6, "two, and one of each worker"
     assert world.reason() == world.reason(kind="Stalled") == "QuotaExceeded"
+    world.server.quota = {}
     rule = world.server.refuse("create", "pods", 403, 'pods "x-2" is forbidden: exceeded quota: b')
     world.passes(20)
-    assert rule.hits <= 4 * 4, "four tries in 100 s"
-    assert len({one.time for one in world.requests("create", "pods")}) == 4
-    assert world.message().endswith("exceeded quota: b"), "the words of the last try"
+    assert rule.hits <= 20, "one try in a pass"
     world.server.rules.clear()
-    world.server.quota = {}
     world.change("x", replicas=6)
     world.settle()
     assert len(world.pods()) == 6
 
 
-def test_passes_fail_and_one_line_says_so_while_a_right_is_missing() -> None:
+def test_passes_fail_and_one_line_says_so_while_a_permission_is_missing() -> None:
     world = World(*[milvus(name, replicas=8) for name in "abcde"])
     rule = world.server.refuse("create", "pods", 403, NO_RIGHT, "Forbidden")
     good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
     world.passes(2)
     said = "not allowed to create pods in namespace test"
     told = [line for line in world.troubles if "milvus test/" not in line]
-    assert told == [f"{said}: add this permission to the operator's role (see deploy.yaml)"]
+    assert told == [f"{said}: {NO_RIGHT} (see the role in deploy.yaml)"]
     assert metric("passes_total", result="success") == good
     assert metric("passes_total", result="failure") == bad + 2
-    assert rule.hits == 5, "one try for each Milvus"
-    assert world.message("a") == NO_RIGHT
-    assert world.reason("a", "Stalled") == "Forbidden"
+    assert rule.hits <= 2 * 5, "one try for each Milvus in a pass"
+    assert (world.message("a"), world.reason("a", "Stalled")) == (NO_RIGHT, "Forbidden")
     world.server.rules.clear()
+    world.clock.advance(10)
     world.passes(2)
     assert f"resolved: {said}" in world.log
     assert len(world.pods()) == 40
     assert metric("passes_total", result="success") == good + 2
 
 
-def test_a_right_that_deletes_lack_delays_no_create_and_is_told_until_nothing_needs_it() -> None:
-    """The roll waits for the new pods, so x-1 is not tried again."""
+def test_a_permission_that_deletes_lack_delays_no_create() -> None:
     world = at_rest(milvus("x", replicas=3))
     world.server.refuse("delete", "pods", 403, NO_RIGHT.replace("create", "delete"), "Forbidden")
     world.remove("pods", "x-0")
     world.change("x", replicas=2)
-    world.passes()
+    world.passes(2)
     assert world.pods() == ["x-0", "x-1", "x-2"]
-    world.server.run_pods()
-    world.change("x", replicas=3, image="broken")
-    world.passes(2)
-    world.server.set_pod("x-0", ready=False)
-    world.passes(2)
     world.server.rules.clear()
     world.clock.advance(300)
-    world.passes()
-    world.server.finish_deletions()
     world.passes(2)
-    assert world.images() == ["broken", "milvus:1", "broken"]
     assert world.reason() == "Reconciled"
-    assert metric("seconds_since_good_pass") == 5
+    assert "resolved: not allowed to delete pods in namespace test" in world.log
 
 
 @pytest.mark.parametrize("code", [403, 500])
@@ -218,12 +175,13 @@ def test_events_that_fail_are_no_failure_of_a_milvus(code: int) -> None:
         world.change("x", replicas=replicas)
         world.passes(2)
     world.server.rules.clear()
-    world.server.when("create", "events", lambda _: setattr(world.operator, "stopping", True))
+    stop = lambda _: setattr(world.operator.cluster, "stopping", True)  # noqa: E731
+    world.server.when("create", "events", stop)
     world.passes(60)
     assert len(world.events()) == 1
-    world.operator.stopping = False
+    world.operator.cluster.stopping = False
     world.server.rules.clear()
-    world.passes(2)
+    world.passes(60)
     assert len(world.events()) == 10
     assert (f"resolved: {said}" in world.log) == bool(said)
 
@@ -244,18 +202,29 @@ def test_events_that_a_namespace_does_not_allow_are_its_own_outage_while_it_has_
 
 
 # --- Admission ---
+def test_a_webhook_that_denies_a_milvus_with_code_401_does_not_reject_the_credentials() -> None:
+    world = World(milvus("x"), milvus("y"))
+    denial = 'admission webhook "a.b" denied the request: no'
+    world.server.refuse("create", "pods", 401, denial, name="x-0")
+    good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
+    world.passes(4)
+    assert world.pods() == ["y-0"]
+    assert metric("passes_total", result="success") == good + 4
+    assert metric("passes_total", result="failure") == bad
+    assert world.troubles == [f"milvus test/x: pod x-0: {denial}"]
+
+
 @pytest.mark.parametrize(
-    ("part", "lost", "why"),
+    "part",
     [
-        ({"ownerReferences": None}, "the owner reference", "Invalid"),
-        ({"labels": {mo.MANAGED_BY_LABEL: "somebody"}}, "the labels", "Invalid"),
-        ({"labels": {mo.INSTANCE_LABEL: None}}, "its labels", "NameConflict"),  # it is listed
-        ({"annotations": None}, f"the annotation {mo.TEMPLATE_HASH}", "Invalid"),
-        ({"labels": None, "ownerReferences": None}, "the owner reference", "Invalid"),
-        ({"labels": None, "annotations": None}, "the labels", "Invalid"),
+        {"ownerReferences": None},
+        {"labels": {mo.MANAGED_BY_LABEL: "somebody"}},
+        {"annotations": None},
+        {"labels": None, "ownerReferences": None},
+        {"labels": None, "annotations": None},
     ],
 )
-def test_a_pod_that_admission_changes_is_told_and_backs_off(part: Obj, lost: str, why: str) -> None:
+def test_a_pod_that_admission_changes_is_told_and_backs_off(part: Obj) -> None:
     def admit(request: Request) -> Any:
         request.body = merge(request.body, {"metadata": part})
 
@@ -263,29 +232,14 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: Obj, lost: str
     for verb in ("create", "patch"):
         world.server.when(verb, "pods", admit)
     world.passes(2)
-    assert world.reason() == why
-    assert lost in world.message()
+    assert world.reason() == "Invalid"
+    assert "a webhook or policy removes" in world.message()
     assert not world.operator.run_once()
     world.passes(120)
     asked = [one for one in world.writes() if one.plural == "pods"]
     assert len(asked) <= 16, "in ten minutes"
     assert [one for one in asked if one.verb == "delete"] == []
-    assert world.reason() == world.reason(kind="Stalled") == why
-
-
-def test_a_changed_pod_that_is_being_deleted_is_waited_for() -> None:
-    world = World(milvus("x"))
-    world.server.when("create", "pods", lambda one: one.body["metadata"]["labels"].clear())
-    world.passes(100)
-    assert "delete those that it has changed" in world.message()
-    world.server.rules.clear()
-    world.server.run_pods()
-    world.remove("pods", "x-0", grace=60)
-    world.run(300)
-    assert world.reason() == "Reconciled"
-    world.server.finish_deletions()
-    world.run(31)
-    assert world.pods() == ["x-0"]
+    assert world.reason() == world.reason(kind="Stalled") == "Invalid"
 
 
 # --- Statuses ---
@@ -301,11 +255,12 @@ def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -
         world.server.set_pod("a-0", ready=number % 2 == 1)
         world.live()
     assert world.status("b")["readyReplicas"] == 2
-    assert world.troubles == ["cannot write the status of milvus test/a: denied by a webhook"]
+    assert len(world.pods()) == 4, "creates go on"
+    told = "milvus test/a: the status cannot be written: denied by a webhook"
+    assert world.troubles == [told]
     waits = world.times("patch", "milvuses/status")[-3:]
     assert waits == [10, 20, 40], "it backs off, though the pods change"
     assert metric("passes_total", result="success") == good + 30
-    assert metric("seconds_since_good_pass") == 5
     assert (metric("milvuses", state="failed"), metric("milvuses", state="ready")) == (1, 1)
     world.server.rules.remove(rule)
     world.passes()
@@ -341,13 +296,6 @@ def test_a_pod_that_is_gone_meanwhile_is_no_failure() -> None:
     world.settle()
     assert world.troubles == []
     assert world.condition("x", "Ready")["status"] == "True"
-    world.server.refuse("delete", "pods", 504, "late", times=1)
-    world.change("x", replicas=1)
-    world.passes()
-    world.server.when("delete", "pods", gone, times=1)  # when the delete is retried
-    world.settle()
-    assert "404" not in " ".join([*world.events(), *world.log])
-    assert world.troubles == ["milvus test/x: APIError: pod x-1: late"]
 
 
 def test_a_milvus_that_is_being_deleted_gets_nothing_new_and_is_no_failure_any_more() -> None:

@@ -85,16 +85,19 @@ def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: 
     assert said.splitlines() == [f"{file}: OK" for file in files]
     crd, *whole = yaml.safe_load_all(made[0][f"{NAME}.yaml"])
     assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
-    for namespace, manifest in (("", whole), ("milvus", [*yaml.safe_load_all(made[0][files[1]])])):
-        said = make("--silent", "manifest", f"IMAGE={IMAGE}", f"NAMESPACE={namespace}")
+    for options, manifest in (
+        ([], whole),
+        (["NAMESPACE=milvus"], [*yaml.safe_load_all(made[0][files[1]])]),
+    ):
+        said = make("--silent", "manifest", f"IMAGE={IMAGE}", *options)
         assert manifest == [*yaml.safe_load_all(said)]
 
 
 def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     """What the Role grants is tested with the rights that the operator uses."""
     whole, one = (
-        by_kind(make("--silent", "manifest", f"NAMESPACE={namespace}", f"IMAGE={IMAGE}"))
-        for namespace in ("", "milvus")
+        by_kind(make("--silent", "manifest", f"IMAGE={IMAGE}", *options))
+        for options in ([], ["NAMESPACE=milvus"])
     )
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
     assert {obj["metadata"]["namespace"] for obj in one.values()} == {"milvus"}
@@ -102,6 +105,17 @@ def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     assert pods[0]["containers"][0]["args"].pop(0) == "--all-namespaces"
     assert pods[0] == pods[1]
     assert pods[0]["containers"][0]["image"] == IMAGE
+
+
+def test_an_empty_namespace_on_the_command_line_is_an_error(tmp_path: Path) -> None:
+    """It is most often a variable that is not set, and all namespaces would be another thing."""
+    touch = f"KUBECTL=touch {tmp_path}/called;:"
+    for target in ("deploy", "undeploy"):
+        said = make(target, "NAMESPACE=", touch, "YES=1", code=2)
+        assert "NAMESPACE is empty" in said
+    assert not (tmp_path / "called").exists()
+    make("undeploy", touch, "YES=1", env=os.environ | {"NAMESPACE": ""})
+    assert (tmp_path / "called").exists()
 
 
 def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:

@@ -7,7 +7,7 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.front import target_of
-from tests.lib.kit import Kube, Obj, new_operator, output_of, settle
+from tests.lib.kit import Kube, Obj, eventually, new_operator, output_of, settle
 from tests.lib.wire import Wire
 
 Right = tuple[str, str, str]  # verb, resource, group
@@ -47,9 +47,16 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     """Make the operator do everything that it ever does; what it is not allowed is skipped."""
     settle(operator)  # while there is nothing yet
     kube.create(replicas=2)
-    kube.create("kept", storage={"size": "1Gi", "storageClassName": "none"})
+    kube.create_storage_class(kube.ns, allowVolumeExpansion=True)
+    kube.create_volume(kube.ns, storageClassName=kube.ns)
+    kube.create("kept", storage={"size": "1Gi", "storageClassName": kube.ns})
     kube.create_pod("taken-0")
     kube.create("taken")
+    settle(operator)
+    if "kept-0" in kube.names():
+        phase = ("get", "pvc", "data-kept-0", "-o", "jsonpath={.status.phase}")
+        eventually(lambda: kube.kubectl(*phase) == "Bound")
+    kube.change("kept", storage={"size": "2Gi"})
     settle(operator)
     for name in {"x-0", "kept-0"} & {*kube.names()}:  # the claim of the latter exists already
         kube.kubectl("delete", "pod", name)
@@ -95,12 +102,21 @@ def test_a_missing_right_is_named_once_and_everything_else_goes_on(
     operator = new_operator(kube, token=bearer)
     live(kube, operator)
     verb, resource, _ = missing
-    right = f"not allowed to {verb} {resource} in namespace {kube.ns}"
+    # The API server asks for the implied one when an owner is set.
+    affected = ("create pods", "patch pods") if missing == IMPLIED else (f"{verb} {resource}",)
     errors = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert errors == [f"{right}: add this permission to the operator's role (see deploy.yaml)"]
-    if verb == "list":
+    assert len(errors) == len(affected)
+    for error, right in zip(errors, affected, strict=True):
+        assert error.startswith(f"not allowed to {right} in namespace {kube.ns}: ")
+        assert error.endswith(" (see the role in deploy.yaml)")
+        assert ("cannot set blockOwnerDeletion" if missing == IMPLIED else mo.MANAGER) in error
+    if verb == "list" and resource != "persistentvolumeclaims":
         assert "x-1" not in kube.names(), "nothing is decided without both lists"
-    elif verb not in ("create", "update") and missing[:2] != ("get", "persistentvolumeclaims"):
+    elif verb not in ("create", "update"):
         assert "kept-0" in kube.names()
-    if verb != "list" and "status" not in resource:
+    if (verb, resource) not in (
+        ("list", "pods"),
+        ("list", "milvuses"),
+        ("patch", "milvuses/status"),
+    ):
         assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]

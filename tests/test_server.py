@@ -196,7 +196,7 @@ def what_is_deleted_ends_in_its_own_time(side: Side) -> None:
 def lists_by_label_and_in_pages(side: Side) -> None:
     for number, labels in enumerate(({"a": "1"}, {"a": "1", "b": "2"}, {"a": "2"}, {"c": ""})):
         side.ask("create", "pods", body=pod(f"p-{number}", labels=labels))
-    for selector in ("a=1", "a=1,b=2", ""):
+    for selector in ("a=1", "a=1,b=2", "b", ""):
         side.ask("get", "pods", label_selector=selector)
     for number in range(5):
         side.ask("create", "milvuses", body=milvus(f"m-{number}"))

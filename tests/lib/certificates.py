@@ -20,7 +20,6 @@ def certificate(
     days: int = 1,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
     key_identifiers: bool = True,
-    is_authority: bool = False,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
@@ -31,7 +30,7 @@ def certificate(
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=10))
     builder = builder.not_valid_after(now + timedelta(days=days))
-    constraints = x509.BasicConstraints(ca=is_authority or not authority, path_length=None)
+    constraints = x509.BasicConstraints(ca=not authority, path_length=None)
     builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
     if key_identifiers:

@@ -52,14 +52,6 @@ def hang(handler: Handler) -> None:
     handler.reset()
 
 
-def drip(handler: Handler) -> None:
-    """Send a byte at a time, so that no single read times out, and never come to an end."""
-    handler.close_connection = True
-    for byte in b"HTTP/1.1 200 OK\r\nContent-Length":
-        handler.wfile.write(bytes([byte]))
-        time.sleep(0.1)
-
-
 def lost(handler: Handler) -> None:
     """Let the request succeed, and lose its answer."""
     handler.forward()
@@ -76,10 +68,8 @@ FAULTS: dict[str, Callable[[Handler], None]] = {
     "not a list": lambda handler: handler.answer(200, b"{}"),
     "answer lost": lost,
     "hang": hang,
-    "a byte at a time": drip,
     **{f"{code}": status(code) for code in STATUSES},
 }
-SLOW = {"hang", "a byte at a time"}
 
 
 class Faults:
@@ -97,7 +87,7 @@ class Faults:
                 return False
             unfit = {"410": "continue=" not in path, "not a list": "limit=" not in path}
             kinds = [kind for kind in FAULTS if not unfit.get(kind)]
-            kind = self.random.choices(kinds, [0.2 if kind in SLOW else 1 for kind in kinds])[0]
+            kind = self.random.choices(kinds, [0.2 if kind == "hang" else 1 for kind in kinds])[0]
             self.done[kind] += 1
             self.done_to_writes[kind] += not reads
         with contextlib.suppress(OSError):  # the client has already gone

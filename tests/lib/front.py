@@ -6,6 +6,7 @@ may answer it, or lose its answer. `serve` does what it asks for.
 """
 
 import http.client
+import io
 import json
 import math
 import threading
@@ -202,4 +203,5 @@ def answer(code: int, body: Obj | bytes) -> HTTPResponse:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "text/plain" if content is body else "application/json"}
     reason = http.client.responses.get(code)
-    return HTTPResponse(content, headers, code, reason=reason, preload_content=False)
+    stream = io.BytesIO(content)
+    return HTTPResponse(stream, headers, code, reason=reason, preload_content=False)

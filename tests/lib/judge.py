@@ -5,7 +5,8 @@ stored, in the order of the revisions. What the operator should have done at eac
 the tests in memory. Here, whatever fails, it is harm if
 
 - the operator makes a request that it should never make, such as a delete of a pod without its UID,
-  any change to a claim, or a patch of a pod that changes more than the owner of an orphan;
+  a patch of a claim that changes more than the size that it asks for, or a patch of a pod that
+  changes more than the owner of an orphan;
 - anything happens to the pods of strangers, to claims, or to the Milvus in QUIET, which no user
   touches;
 - a Ready pod of the Milvus ROLLED, of which users change only the image, ends while another of its
@@ -25,9 +26,12 @@ Change = tuple[int, str, Obj]  # revision; ADDED, MODIFIED or DELETED; the objec
 QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")
 ROLLED = {f"rolled-{number}" for number in range(3)}
 STRANGER = "stranger:1"  # the image of other people's pods
+GROWTH = re.compile(
+    r'{"metadata": {"resourceVersion": "\d+"}, "spec": {"resources": {"requests": {"storage": "\w+"}}}}'
+)
 REQUESTS = {
     "POST pods", "DELETE pods", "PATCH pods", "POST persistentvolumeclaims",
-    "PATCH milvuses/status", "POST events",
+    "PATCH persistentvolumeclaims", "PATCH milvuses/status", "POST events",
 }  # fmt: skip
 
 
@@ -67,6 +71,8 @@ def fault_of_request(kind: str, body: Obj) -> str:
         keys = {"uid", "resourceVersion", "ownerReferences"}
         if body.keys() != {"metadata"} or metadata.keys() != keys:
             return f"no patch may change this: {body}"
+    if kind == "PATCH persistentvolumeclaims" and not GROWTH.fullmatch(json.dumps(body)):
+        return f"no patch may change this: {body}"
     if kind == "PATCH milvuses/status" and not metadata.get("resourceVersion"):
         return "without a version"
     return ""

@@ -123,6 +123,12 @@ class Kube:
         body["spec"]["capacity"] = {"storage": size}
         self.kubectl("create", "-f", "-", stdin=json.dumps(body))
 
+    def create_storage_class(self, name: str, **fields: Any) -> None:
+        """A class of volumes that nothing provisions."""
+        body: Obj = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
+        body |= {"metadata": {"name": name}, "provisioner": "kubernetes.io/no-provisioner"} | fields
+        self.kubectl("create", "-f", "-", stdin=json.dumps(body))
+
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
 
@@ -185,7 +191,7 @@ def settle(operator: mo.Operator, passes: int = 40) -> None:
     """Make passes until one finds nothing to write."""
     for _ in range(passes):
         this = operator.run_pass()
-        if not this.left and not this.written:
+        if not this.left and not this.counts:
             return
         time.sleep(0.1)  # for the kubelets
     raise AssertionError("there is always more to write")

@@ -4,6 +4,7 @@ A pod is Ready, of the current template and owned by the Milvus `x`, unless word
 pods("x-0, x-1 old, x-2 old starting").
 """
 
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -34,19 +35,24 @@ def read(milvus: Obj) -> mo.Spec:
         return mo.NO_SPEC._replace(invalid=str(error))
 
 
-def taken(milvus: Obj, pods: list[Obj]) -> set[str]:
-    """The names that pods of others hold."""
-    return {mo.name_of(pod) for pod in pods if mo.conflict_with(milvus, read(milvus), pod)}
+def named(milvus: Obj, objects: list[Obj], start: str = "") -> dict[int, Obj]:
+    """Those of the pods that have its names, by ordinal; of claims with the start `data-`."""
+    return mo.by_ordinal(objects)["ns", start + mo.name_of(milvus)]
 
 
-def decided(milvus: Obj, pods: list[Obj]) -> list[mo.Action]:
-    return mo.decide(milvus, read(milvus), pods, taken(milvus, pods))
+def decided(
+    milvus: Obj,
+    pods: list[Obj],
+    claims: list[Obj] | None = None,
+    failed: mo.BackOffs = MappingProxyType({}),
+) -> list[mo.Action]:
+    stored = None if claims is None else named(milvus, claims, "data-")
+    return mo.decide(milvus, read(milvus), named(milvus, pods), stored, failed)
 
 
-def new_status(milvus: Obj, pods: list[Obj], **problems: mo.Reason) -> Obj:
-    """The status that is written; `problems` is by pod, with _ for -."""
-    by_name = {name.replace("_", "-"): problem for name, problem in problems.items()}
-    return mo.status_of(milvus, read(milvus), pods, by_name, NOW)
+def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProxyType({})) -> Obj:
+    """The status that is written; `problems` is by ordinal."""
+    return mo.status_of(milvus, read(milvus), named(milvus, pods), problems, NOW)
 
 
 # --- Pods ---
@@ -62,13 +68,13 @@ OWNERS = {
 PHASES = {"starting": "Pending", "failed": "Failed", "succeeded": "Succeeded"}
 LACKING = {"orphan": "ownerReferences", "unlabelled": "labels", "bare": "annotations"}
 LABELS = {"unmanaged": mo.MANAGED_BY_LABEL, "unnumbered": mo.POD_INDEX_LABEL}  # lacking, too
-WORDS = (*OWNERS, *PHASES, *LACKING, *LABELS, "old", "ending")
+WORDS = (*OWNERS, *PHASES, *LACKING, *LABELS, "old", "ending", "silent")
 CURRENT, OLD = (read(milvus(image=image)).template_hash for image in ("milvus:1", "milvus:0"))
 
 
 def pod(name: str, *words: str, **status: Any) -> Obj:
     """A pod that these words describe; `status` replaces parts of its status. One that has ended
-    still has the condition Ready."""
+    still has the condition Ready; one that is silent runs, and its node does not report."""
     assert {*words} <= {*WORDS}, words
     start, _, ordinal = name.rpartition("-")
     labels = mo.selector_of(milvus(name=start)) | {mo.POD_INDEX_LABEL: ordinal}
@@ -85,9 +91,18 @@ def pod(name: str, *words: str, **status: Any) -> Obj:
         del metadata[LACKING[word]]
     if "ending" in words:
         metadata["deletionTimestamp"] = NOW
-    ready = {"type": "Ready", "status": str(phase != "Pending")}
-    return {"metadata": metadata, "status": {"phase": phase, "conditions": [ready]} | status}
+    is_ready = phase != "Pending" and "silent" not in words
+    found: Obj = {"phase": phase, "conditions": [{"type": "Ready", "status": str(is_ready)}]}
+    if "silent" in words:
+        found["containerStatuses"] = [{"ready": True, "state": {"running": {}}}]
+    return {"metadata": metadata, "status": found | status}
 
 
 def pods(text: str) -> list[Obj]:
     return [pod(*one.split()) for one in text.split(",") if one]
+
+
+def claim(name: str, size: str = "1Gi", phase: str = "Bound", *words: str) -> Obj:
+    """A claim of our label that asks for this size; `words` as of a pod."""
+    spec = {"resources": {"requests": {"storage": size}}}
+    return pod(name, *words) | {"spec": spec, "status": {"phase": phase}}

@@ -238,9 +238,11 @@ def is_finished(obj: Obj) -> bool:
 
 def is_listed(request: Request, obj: Obj) -> bool:
     labels = obj["metadata"].get("labels") or {}
-    terms = filter(None, request.query.get("labelSelector", "").split(","))
-    is_selected = dict(term.split("=") for term in terms).items() <= labels.items()
-    return is_selected and request.namespace in ("", obj["metadata"]["namespace"])
+    for term in filter(None, request.query.get("labelSelector", "").split(",")):
+        key, _, value = term.partition("=")
+        if key not in labels or value not in ("", labels[key]):
+            return False
+    return request.namespace in ("", obj["metadata"]["namespace"])
 
 
 def counted_on(obj: Obj) -> Obj:

@@ -122,7 +122,7 @@ class World:
     def new_operator(self, dry_run: bool = False, user: str = "operator") -> mo.Operator:
         """Another copy, or the same after a restart: it remembers nothing."""
         api = self.server.client(user)
-        connection = mo.Connection(api, NAMESPACE, None, {})
+        connection = mo.Connection(api, NAMESPACE, None)
         cluster = mo.Cluster(lambda _: connection, None, 10, dry_run, self.clock.now)
         return mo.Operator(cluster, self.namespaces, self.interval, self.workers)
 
@@ -156,29 +156,23 @@ class World:
 
         def sleep(wait: float) -> None:
             self.clock.advance(wait)
-            self.operator.stopping = self.clock.now() >= start + seconds
+            self.operator.cluster.stopping = self.clock.now() >= start + seconds
 
         with patch.object(time, "sleep", sleep):
             self.operator.run()
-        self.operator.stopping = False
+        self.operator.cluster.stopping = False
         times = {one.time - start for one in self.requests("list", "pods")[before:]}
         return [round(time, 3) for time in sorted(times)]
 
     @contextlib.contextmanager
     def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[Hung]:
         """Requests that hang, before the server sees them, until the end of the block."""
-        with self.slow_tasks() as hung:
-            rule = self.server.when(verb, resource, hung.hang, **fits)
-            yield hung
-            self.server.rules.remove(rule)
-
-    @contextlib.contextmanager
-    def slow_tasks(self) -> Iterator[Hung]:
-        """Whatever calls `hang` hangs until the end of the block."""
         hung = Hung(self.server)
+        rule = self.server.when(verb, resource, hung.hang, **fits)
         with patch.object(concurrent.futures, "wait", hung.wait):
             try:
                 yield hung
+                self.server.rules.remove(rule)
             finally:
                 hung.release()
 
