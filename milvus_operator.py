@@ -1362,6 +1362,7 @@ def timestamp(precision: str = "seconds") -> str:
 # ---------- The loop: list, visit, wait ----------
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
+GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 PATIENCE = 4  # seconds of back-off from which on a conflict is a failure like any other
 QUIET = 600  # seconds after which it is forgotten that a pod had ended
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
@@ -1755,6 +1756,9 @@ class Operator:
         tasks = self.tasks.items()
         first = [task for task, visit in tasks if visit.this is this and not visit.is_second_try]
         concurrent.futures.wait(first, this.deadline - self.clock())
+        for task in first:
+            task.cancel()
+        concurrent.futures.wait(first, GRACE)
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
         for task, visit in tasks:
