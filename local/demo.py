@@ -36,6 +36,7 @@ GOOD, PASSING = (
     r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b",
 )
 
+GROW = json.dumps({"spec": {"storage": {"size": "2Gi"}}})
 CONFIGURE = json.dumps({"spec": {"milvusSpec": "proxy: {maxNameLength: 300}"}})
 
 
@@ -122,7 +123,8 @@ class Demo:
         return done.stdout
 
     def pods(self) -> dict[str, Any]:
-        listed = json.loads(self.kubectl("get", "pods", "-o", "json", quiet=True))["items"]
+        mine = ("-l", f"app.kubernetes.io/instance={NAME}")
+        listed = json.loads(self.kubectl("get", "pods", *mine, "-o", "json", quiet=True))["items"]
         return {pod["metadata"]["name"]: pod for pod in listed}
 
     def names(self) -> list[str]:
@@ -207,6 +209,25 @@ class Demo:
         self.step("The Milvus is deleted: its pods are deleted with it")
         self.kubectl("delete", "milvus", NAME)
         self.wait("no pods", lambda: not self.names())
+
+        self.step(
+            "Another Milvus has a volume, which grows: its claim asks for more, no pod is touched"
+        )
+        show("Nothing provisions or enlarges volumes here: the demo itself makes the volume.")
+        self.kubectl("apply", "-f", "local/volume.yaml")
+        self.wait("a Ready pod", lambda: self.value("mi/kept", "status.readyReplicas") == "1")
+        before = self.value("pod/kept-0", "metadata.uid")
+        self.kubectl("patch", "milvus", "kept", "--type=merge", "-p", GROW)
+        asked = "spec.resources.requests.storage"
+        self.wait("a larger claim", lambda: self.value("pvc/data-kept-0", asked) == "2Gi")
+        self.kubectl(
+            "get", "pvc", "-o", f"custom-columns=NAME:.metadata.name,STATUS:.status.phase,ASKS FOR:.{asked}"
+        )  # fmt: skip
+        if self.value("pod/kept-0", "metadata.uid") != before:
+            raise Missed("the pod was replaced")
+
+    def value(self, target: str, field: str) -> str:
+        return self.kubectl("get", target, "-o", f"jsonpath={{.{field}}}", quiet=True)
 
     def show_condition(self, kind: str) -> None:
         reason = f'{{range .status.conditions[?(@.type=="{kind}")]}}{{.type}}={{.status}} {{.reason}}: {{.message}}{{end}}'

@@ -33,7 +33,7 @@ class Recorded(demo.Demo):
                 did.append((clock(), "apply"))
             case "scale", _, replicas:
                 did.append((clock(), replicas.removeprefix("--").replace("=", ": ")))
-            case "patch", *_, body:
+            case "patch", _, demo.NAME, *_, body:
                 did.append((clock(), f"new {next(iter(json.loads(body)['spec']))}"))
             case "delete", kind, *_:
                 did.append((clock(), f"delete {kind}"))
