@@ -1677,6 +1677,7 @@ class Operator:
             self.wait(this)
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
+            this.unlisted.append("all")
         except Exception as error:  # no thread or no memory was left: the next pass may have it
             this.outages["a pass failed"] = str(unexpected(error))
             this.unlisted.append("all")
