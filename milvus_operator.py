@@ -1363,7 +1363,7 @@ def timestamp(precision: str = "seconds") -> str:
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
-PATIENCE = 4  # seconds of back-off from which on a conflict is a failure like any other
+CONFLICT_DELAY = 4  # seconds of back-off from which on a conflict is a failure like any other
 QUIET = 600  # seconds after which it is forgotten that a pod had ended
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
@@ -1429,18 +1429,20 @@ class Visit:
     versions: tuple[str, ...]
     spec: Spec = NO_SPEC
     done: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # names by verb, reason
+    is_second_try: bool = False  # whether something had failed when it was made
     is_cut: bool = False  # whether the end of the pass came first
 
-    @property
-    def is_second_try(self) -> bool:
+    def has_failed(self) -> bool:
         return any(back_off.is_failure for back_off in list(self.memory.back_offs.values()))
 
     def run(self) -> None:
         """A worker's task."""
         if error := attempt(self.serve):
             self.memory.state = "failed"
-            error.outage = (f"cannot serve milvus {full_name(self.milvus)}", str(error))
             self.record(STATUS, error)
+            self.memory.settled = self.versions
+            self.memory.wake = self.memory.back_offs[STATUS].until
+            log.error("milvus %s: %s", full_name(self.milvus), error)
 
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
@@ -1452,8 +1454,9 @@ class Visit:
         error = None
         for action in self.plan(now):
             is_accepted = memory.accepted == self.spec.template_hash
-            is_moot = {"check": is_accepted, "replace": not is_accepted}.get(action.verb)
-            if is_moot or not action.is_due or memory.waits(action.key, now):
+            is_done = action.verb == "check" and is_accepted
+            is_early = action.verb == "replace" and not is_accepted
+            if is_done or is_early or not action.is_due or memory.waits(action.key, now):
                 continue
             self.is_cut = self.cluster.clock() >= self.this.deadline
             if self.is_cut:
@@ -1490,7 +1493,8 @@ class Visit:
         except Invalid as error:
             self.spec = NO_SPEC._replace(invalid=str(error))
         memory.forget(actions, now)
-        return sorted(actions, key=lambda action: action.key in memory.back_offs)
+        # A check comes before the replaces that wait for it, even if it has failed before.
+        return sorted(actions, key=lambda a: a.verb != "check" and a.key in memory.back_offs)
 
     def carry_out(self, action: Action) -> None:
         cluster = self.cluster
@@ -1549,11 +1553,12 @@ class Visit:
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
-        self.memory.accepted = ""
+        if error:
+            self.memory.accepted = ""
         is_short = error is not None and error.is_transient
         first, most = (1, 30) if is_short else (10, 300)
         delay = min(max(first, 2 * before.delay), most)
-        if error and error.is_conflict and delay <= PATIENCE:
+        if error and error.is_conflict and delay <= CONFLICT_DELAY:
             error.own = PENDING
             self.this.outcomes.append(NO_ANSWER)
         elif error and error.is_lost:
@@ -1634,7 +1639,7 @@ class Operator:
         self.tasks: dict[Future[None], Visit] = {}  # of the workers
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
-        self.patience = 0.0  # seconds to wait while no list succeeds
+        self.list_delay = 0.0  # seconds to wait while no list succeeds
         self.good = self.clock()  # when the last good pass ended
         SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
@@ -1672,6 +1677,7 @@ class Operator:
         try:
             self.cluster.renew()
             for visit in self.observe(this):
+                visit.is_second_try = visit.has_failed()
                 pool = self.second_tries if visit.is_second_try else self.workers
                 self.tasks[pool.submit(visit.run)] = visit
             self.wait(this)
@@ -1687,8 +1693,8 @@ class Operator:
     def next_pass(self, this: Pass) -> float:
         """How many seconds after its start the next pass starts: soon after a change, so that a
         rolling update waits for pods and not for passes, and later when nothing changes."""
-        if self.patience:
-            return self.patience * random.uniform(0.5, 1)
+        if self.list_delay:
+            return self.list_delay * random.uniform(0.5, 1)
         quiet = self.clock() - self.cluster.changed
         return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
 
@@ -1701,9 +1707,9 @@ class Operator:
         list_one = functools.partial(self.list_namespace, this)
         visits = [visit for found in self.listers.map(list_one, self.namespaces) for visit in found]
         this.listed = self.clock()
-        self.patience = min(max(1, 2 * self.patience), 30)
+        self.list_delay = min(max(1, 2 * self.list_delay), 30)
         if len(this.unlisted) < 3 * len(self.namespaces):
-            self.patience = 0
+            self.list_delay = 0
         this.deadline = this.listed + max(MIN_ACTING, 5 * (this.listed - this.started))
         if self.cluster.dry_run:  # no later pass could tell what is left
             this.deadline += 1e6

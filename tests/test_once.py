@@ -141,3 +141,10 @@ def test_a_dry_run_writes_nothing_and_says_once_what_would_be_done_however_long_
     world.change("y", replicas=51)
     world.passes(5)
     assert any("y-50 (dry run)" in line for line in world.log)
+
+
+def test_once_fails_if_the_configuration_cannot_be_loaded() -> None:
+    world = World(milvus("x"))
+    world.operator.cluster.hook = Mock(side_effect=OSError("no token"))
+    assert not world.operator.run_once()
+    assert world.troubles == ["the configuration cannot be loaded: no token"]
