@@ -1438,11 +1438,12 @@ class Visit:
     def run(self) -> None:
         """A worker's task."""
         if error := attempt(self.serve):
-            self.memory.state = "failed"
+            if STATUS not in self.memory.back_offs:
+                log.error("milvus %s: %s", full_name(self.milvus), error)
             self.record(STATUS, error)
+            self.memory.state = "failed"
             self.memory.settled = self.versions
             self.memory.wake = self.memory.back_offs[STATUS].until
-            log.error("milvus %s: %s", full_name(self.milvus), error)
 
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
