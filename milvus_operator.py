@@ -266,49 +266,42 @@ DEFAULTS = {
     **{f"{component}_IP": "127.0.0.1" for component in COMPONENTS.split()},
 }
 
-# The types of a spec's fields: an older CRD checks nothing.
-FIELDS = {"image": str, "replicas": int, "milvusSpec": str, "storage": dict, "pod": dict}
+
+NOTHING: Obj = {}  # a default, which nobody changes
 
 
 class Spec(NamedTuple):
     """The spec of a Milvus, read and checked once for each visit."""
 
-    image: str
-    replicas: int
-    storage: Obj  # empty if there is none
-    pod: Obj  # the overlay
-    settings: dict[str, str] | None  # by dotted name; None: milvusSpec is text that sets nothing
-    template_hash: str  # the fingerprint of image, milvusSpec and pod
+    image: str = ""
+    replicas: int = 1
+    storage: Obj = NOTHING  # if there is none
+    pod: Obj = NOTHING  # the overlay
+    settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec sets nothing
+    template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
     invalid: str = ""  # what is wrong with it; then the rest says nothing
 
 
-NO_SPEC = Spec("", 0, {}, {}, {}, "")
-
-
 def spec_of(milvus: Obj) -> Spec:
-    """Read the spec. Raises Invalid."""
+    """Read the spec. Raises Invalid; or anything, because an older CRD does not check types."""
     if "spec" not in milvus:
         text = f"the spec is missing, nested too deeply, or longer than {MAX_SPEC >> 10} KiB"
         raise Invalid(text)
-    spec = pick(mapping(milvus["spec"]), FIELDS)
-    for name, value in spec.items():
-        if not isinstance(value, FIELDS[name]):
-            kind = FIELDS[name].__name__
-            raise Invalid(f"spec.{name} is not of the type {kind}, or is nested too deeply")
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
-    written = json.dumps(pick(spec, ("image", "milvusSpec", "pod")), sort_keys=True)
-    fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
-    values: Obj = {"replicas": 1, "milvusSpec": "", "storage": {}, "pod": {}} | spec
-    if not values.get("image"):
+    template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
+    written = json.dumps(template, sort_keys=True)
+    spec = Spec(
+        **pick(milvus["spec"], ("image", "replicas", "storage", "pod")),
+        settings=settings_of(template.get("milvusSpec", "")),
+        template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
+    )
+    if not spec.image:
         raise Invalid("spec.image is required")
-    if not 0 <= values["replicas"] <= MAX_REPLICAS:
+    if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
-    try:
-        parse_quantity(values["storage"].get("size", 0))
-    except ValueError:
-        raise Invalid("spec.storage.size is not a quantity") from None
-    settings = settings_of(values.pop("milvusSpec"))
-    return Spec(settings=settings, template_hash=fingerprint, **values)
+    parse_quantity(spec.storage.get("size", 0))
+    new_pod(milvus, spec, 0)  # what cannot be laid over a pod is found before anything is done
+    return spec
 
 
 def new_container(image: str, settings: dict[str, str]) -> Obj:
@@ -1427,7 +1420,7 @@ class Visit:
     pods: Objs
     claims: Objs | None  # None if they cannot be listed
     versions: tuple[str, ...]
-    spec: Spec = NO_SPEC
+    spec: Spec = field(default_factory=Spec)
     done: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # names by verb, reason
     is_second_try: bool = False  # whether something had failed when it was made
     is_cut: bool = False  # whether the end of the pass came first
@@ -1492,7 +1485,10 @@ class Visit:
             self.spec = spec_of(self.milvus)
             actions = decide(self.milvus, self.spec, self.pods, self.claims, memory.back_offs)
         except Invalid as error:
-            self.spec = NO_SPEC._replace(invalid=str(error))
+            self.spec = Spec(invalid=str(error))
+        except Exception as error:
+            text = "a field of the spec has the wrong type, or is nested too deeply"
+            self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
         memory.forget(actions, now)
         # A check comes before the replaces that wait for it, even if it has failed before.
         return sorted(actions, key=lambda a: a.verb != "check" and a.key in memory.back_offs)

@@ -111,7 +111,9 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
     assert len(world.pods()) == 2
 
 
-@pytest.mark.parametrize(("function", "reason"), [("new_pod", "APIError"), ("spec_of", "")])
+@pytest.mark.parametrize(
+    ("function", "reason"), [("new_pod", "Invalid"), ("decide", "Invalid"), ("status_of", "")]
+)
 def test_a_bug_delays_no_other(function: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(milvus("x"), milvus("y"))
     real = getattr(mo, function)
@@ -123,7 +125,7 @@ def test_a_bug_delays_no_other(function: str, reason: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(mo, function, failing)
     world.passes(10)
-    assert world.pods() == ["y-0"]
+    assert "y-0" in world.pods()
     (line,) = world.troubles
     assert "test/x: " in line
     assert "unexpected ZeroDivisionError, please report this bug: failing:" in line

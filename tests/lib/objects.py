@@ -32,7 +32,7 @@ def read(milvus: Obj) -> mo.Spec:
     try:
         return mo.spec_of(milvus)
     except mo.Invalid as error:
-        return mo.NO_SPEC._replace(invalid=str(error))
+        return mo.Spec(invalid=str(error))
 
 
 def named(milvus: Obj, objects: list[Obj], start: str = "") -> dict[int, Obj]:
