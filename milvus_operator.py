@@ -650,15 +650,13 @@ OUTDATED = "its template is outdated"
 MATCHING = "the pods match the spec or are being brought in line with it"
 
 
-def decide(
-    milvus: Obj, spec: Spec, pods: Objs, claims: Objs | None, failed: BackOffs
-) -> list[Action]:
-    """Everything that should be done. `pods` and `claims` are those with our names, and claims are
-    None if they cannot be listed; `failed` is what has failed and not succeeded since."""
+def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> list[Action]:
+    """Everything that should be done. `pods` and `claims` are those with our names; `failed` is
+    what has failed and not succeeded since."""
     actions = []
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
-        claim = (claims or {}).get(ordinal, {})
+        claim = claims.get(ordinal, {})
         is_mine = pod and owner_uid(pod) == uid_of(milvus)
         is_desired = ordinal < spec.replicas
         if pod and is_ending(pod):
@@ -672,15 +670,18 @@ def decide(
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
             actions.append(Action("create", ordinal, {}))
         elif is_mine and not is_outdated(pod, spec):
-            has_no_claim = bool(spec.storage) and claims is not None and not claim
-            reason = why_restart(pod, has_no_claim)
-            actions += [Action("restart", ordinal, pod, reason)] if reason else []
+            is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
+            if is_finished(pod):
+                actions.append(Action("restart", ordinal, pod, why_not_ready(pod).reason))
+            elif is_unscheduled and spec.storage and not claim:
+                actions.append(Action("restart", ordinal, pod, "its claim is gone"))
     actions += roll(spec, members(milvus, pods), failed)
-    size = spec.storage.get("size")
-    for ordinal, claim in (claims or {}).items():
-        if size and ordinal < spec.replicas and may_grow(claim, size):
-            actions.append(Action("grow", ordinal, claim, f"spec.storage.size is {size}"))
-    return actions
+    size = spec.storage.get("size", 0)
+    return actions + [
+        Action("grow", ordinal, claim, f"spec.storage.size is {size}")
+        for ordinal, claim in claims.items()
+        if ordinal < spec.replicas and may_grow(claim, size)
+    ]
 
 
 def may_grow(claim: Obj, size: str | int) -> bool:
@@ -692,15 +693,6 @@ def may_grow(claim: Obj, size: str | int) -> bool:
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) != spec.template_hash
-
-
-def why_restart(pod: Obj, has_no_claim: bool) -> str:
-    """Why a pod must be made anew, whatever its template: it has ended, or it waits unscheduled
-    and the claim that was made before it is not there any more; empty if it need not."""
-    if is_finished(pod):
-        return why_not_ready(pod).reason
-    is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
-    return "its claim is gone" if is_unscheduled and has_no_claim else ""
 
 
 def roll(spec: Spec, mine: Objs, failed: BackOffs) -> list[Action]:
@@ -1418,7 +1410,7 @@ class Visit:
     memory: Memory
     milvus: Obj
     pods: Objs
-    claims: Objs | None  # None if they cannot be listed
+    claims: Objs
     versions: tuple[str, ...]
     spec: Spec = field(default_factory=Spec)
     done: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # names by verb, reason
@@ -1497,8 +1489,8 @@ class Visit:
         cluster = self.cluster
         ordinal = action.ordinal
         has_lost_claim = action.verb == "restart" and not is_finished(action.pod)
-        if has_lost_claim and not self.create_claim(ordinal):  # there is one without our label
-            return
+        if has_lost_claim and not self.create_claim(ordinal):
+            return  # there is one, without our label, or claims cannot be listed
         if action.verb == "check":
             cluster.check(new_pod(self.milvus, self.spec, ordinal))
             self.memory.accepted = self.spec.template_hash
@@ -1516,7 +1508,7 @@ class Visit:
     def create(self, ordinal: int) -> None:
         """Create a pod, after its claim: no claim, no pod."""
         pod = new_pod(self.milvus, self.spec, ordinal)
-        if self.spec.storage and ordinal not in (self.claims or {}):
+        if self.spec.storage and ordinal not in self.claims:
             self.create_claim(ordinal)
         error = attempt(self.cluster.create, pod)
         if error and error.reason == EXISTS:
@@ -1733,8 +1725,7 @@ class Operator:
             versions = tuple(map(version_of, (milvus, *mine.values(), *stored.values())))
             is_settled = memory.settled == versions and self.clock() < memory.wake
             if not is_settled and uid_of(milvus) not in busy:
-                seen = None if claims is None else stored
-                visits.append(Visit(this, cluster, memory, milvus, mine, seen, versions))
+                visits.append(Visit(this, cluster, memory, milvus, mine, stored, versions))
         return visits
 
     def list_kind(

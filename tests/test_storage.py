@@ -102,8 +102,11 @@ def test_pods_are_made_while_claims_cannot_be_listed() -> None:
     world = World(milvus("x", **STORED))
     world.server.refuse("list", CLAIMS, 403, "no")
     world.passes(5)
+    world.server.set_pod("x-0", phase="Pending", **UNSCHEDULED)
+    world.run(60)
+    assert "delete x-0" not in written(world), "its claim is not gone"
     world.server.run_pods()
-    world.passes(2)
+    world.run(60)
     assert (world.pods(), [*claims(world)]) == (["x-0"], ["data-x-0"])
     assert world.reason(kind="Ready") == "Ready"
     (line,) = world.troubles

@@ -4,6 +4,7 @@ A pod is Ready, of the current template and owned by the Milvus `x`, unless word
 pods("x-0, x-1 old, x-2 old starting").
 """
 
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +36,7 @@ def read(milvus: Obj) -> mo.Spec:
         return mo.Spec(invalid=str(error))
 
 
-def named(milvus: Obj, objects: list[Obj], start: str = "") -> dict[int, Obj]:
+def named(milvus: Obj, objects: Iterable[Obj], start: str = "") -> dict[int, Obj]:
     """Those of the pods that have its names, by ordinal; of claims with the start `data-`."""
     return mo.by_ordinal(objects)["ns", start + mo.name_of(milvus)]
 
@@ -43,10 +44,10 @@ def named(milvus: Obj, objects: list[Obj], start: str = "") -> dict[int, Obj]:
 def decided(
     milvus: Obj,
     pods: list[Obj],
-    claims: list[Obj] | None = None,
+    claims: Iterable[Obj] = (),
     failed: mo.BackOffs = MappingProxyType({}),
 ) -> list[mo.Action]:
-    stored = None if claims is None else named(milvus, claims, "data-")
+    stored = named(milvus, claims, "data-")
     return mo.decide(milvus, read(milvus), named(milvus, pods), stored, failed)
 
 
