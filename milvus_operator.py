@@ -902,11 +902,6 @@ class ApiError(Exception):
         self.outage: Outage | None = None  # if more than one Milvus is affected
 
     @property
-    def is_transient(self) -> bool:
-        """Whether the same request may succeed soon: it backs off for a shorter time."""
-        return self.own in WAITING or self.code in (0, 401, 404, 409, 429) or self.code >= 500
-
-    @property
     def is_conflict(self) -> bool:
         """Whether something has changed since it was listed, so that the next pass knows better."""
         return self.reason in ("Conflict", "NotFound", EXISTS)
@@ -1544,8 +1539,8 @@ class Visit:
             return
         if error:
             self.memory.accepted = ""
-        is_short = error is not None and error.is_transient
-        first, most = (1, 30) if is_short else (10, 300)
+        is_long = error is None or error.why.reason in STALLED
+        first, most = (10, 300) if is_long else (1, 30)
         delay = min(max(first, 2 * before.delay), most)
         if error and error.is_conflict and delay <= CONFLICT_DELAY:
             error.own = PENDING
