@@ -1390,10 +1390,9 @@ class Pass:
     listed: float = 0  # when the lists had come
     deadline: float = 0  # after which no action begins
     unlisted: list[str] = field(default_factory=list)  # the resources whose lists have failed
-    left: int = 0  # Milvus resources that the end of the pass has cut short
+    left: int = 0  # more than 0 if something is left to do that can be done at once
     outages: dict[str, str] = field(default_factory=dict)  # what affects several; the details
     outcomes: list[str] = field(default_factory=list)  # what workers have done
-    counts: Counter[str] = field(default_factory=Counter)  # the same, when it is reported
 
 
 @dataclass
@@ -1409,8 +1408,6 @@ class Visit:
     versions: tuple[str, ...]
     spec: Spec = field(default_factory=Spec)
     done: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # names by verb, reason
-    is_second_try: bool = False  # whether something had failed when it was made
-    is_cut: bool = False  # whether the end of the pass came first
 
     def has_failed(self) -> bool:
         return any(back_off.is_failure for back_off in list(self.memory.back_offs.values()))
@@ -1432,21 +1429,22 @@ class Visit:
         dry_run = self.cluster.dry_run
         now = self.cluster.clock()
         memory.settled = ()
-        error = None
+        is_stopped = False
         for action in self.plan(now):
             is_accepted = memory.accepted == self.spec.template_hash
             is_done = action.verb == "check" and is_accepted
             is_early = action.verb == "replace" and not is_accepted
             if is_done or is_early or not action.is_due or memory.waits(action.key, now):
                 continue
-            self.is_cut = self.cluster.clock() >= self.this.deadline
-            if self.is_cut:
+            is_stopped = self.cluster.clock() >= self.this.deadline
+            if is_stopped:
+                self.this.left += 1
                 break
             error = attempt(self.carry_out, action)
             self.record(action.key, error)
-            if error and error.is_shared:  # what is left is tried in the next pass
+            is_stopped = error is not None and error.is_shared
+            if is_stopped:  # what is left is tried in the next pass
                 break
-            error = None
         for (verb, reason), names in self.done.items():
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
         is_written = False
@@ -1455,9 +1453,7 @@ class Visit:
             self.write_events(now)
         untils = [back_off.until for back_off in memory.back_offs.values()]
         memory.wake = min((until for until in untils if until > now), default=math.inf)
-        if self.is_cut or error:
-            memory.wake = self.this.listed
-        elif dry_run or not (self.done or is_written):
+        if not is_stopped and (dry_run or not (self.done or is_written)):
             memory.settled = self.versions
 
     def plan(self, now: float) -> list[Action]:
@@ -1620,7 +1616,7 @@ class Operator:
         self.workers = ThreadPoolExecutor(max(1, workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if workers > 1 else self.workers
         self.listers = ThreadPoolExecutor(8)
-        self.tasks: dict[Future[None], Visit] = {}  # of the workers
+        self.tasks: dict[Future[None], str] = {}  # of the workers; the UID of the Milvus
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
@@ -1649,8 +1645,7 @@ class Operator:
         """Make passes until one gets nothing done; returns whether all went well."""
         while True:
             this = self.run_pass(is_once=True)
-            del this.counts[STATUS_UPDATED]
-            if not this.counts and not this.left:
+            if not this.left and not {*this.outcomes} - {STATUS_UPDATED}:
                 break
         failed = any(memory.state == "failed" for memory in self.all_memories())
         return not failed and not this.unlisted
@@ -1660,11 +1655,14 @@ class Operator:
         this = Pass(self.clock(), is_once)
         try:
             self.cluster.renew()
+            first_tries = []
             for visit in self.observe(this):
-                visit.is_second_try = visit.has_failed()
-                pool = self.second_tries if visit.is_second_try else self.workers
-                self.tasks[pool.submit(visit.run)] = visit
-            self.wait(this)
+                has_failed = visit.has_failed()
+                pool = self.second_tries if has_failed else self.workers
+                task = pool.submit(visit.run)
+                self.tasks[task] = uid_of(visit.milvus)
+                first_tries += [] if has_failed else [task]
+            self.wait(this, first_tries)
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
             this.unlisted.append("all")
@@ -1687,7 +1685,8 @@ class Operator:
         """List all namespaces, side by side. Returns the visits to make, in their order: what was
         settled and has changed, then what has waited longest."""
         # Before the lists: what still runs then may change what they show.
-        self.tasks = {task: visit for task, visit in self.tasks.items() if not task.done()}
+        self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
+        this.left = len(self.tasks)
         list_one = functools.partial(self.list_namespace, this)
         visits = [visit for found in self.listers.map(list_one, self.namespaces) for visit in found]
         this.listed = self.clock()
@@ -1709,7 +1708,7 @@ class Operator:
         known = self.memories.get(namespace, {})
         memories = {uid: known.get(uid) or Memory() for uid in map(uid_of, milvuses)}
         self.memories[namespace] = memories
-        busy = {uid_of(visit.milvus) for visit in self.tasks.values()}
+        busy = {*self.tasks.values()}
         pods_of = by_ordinal(pods)
         claims_of = by_ordinal(claims or [])
         visits = []
@@ -1740,24 +1739,20 @@ class Operator:
             this.outages |= [error.outage or (what, text)]
             return None
 
-    def wait(self, this: Pass) -> None:
+    def wait(self, this: Pass, first_tries: list[Future[None]]) -> None:
         """Wait until all is done or the time is over, but for second tries, which may hang, only
         until the next pass is due. Then take back what no worker has begun."""
-        tasks = self.tasks.items()
-        first = [task for task, visit in tasks if visit.this is this and not visit.is_second_try]
-        concurrent.futures.wait(first, this.deadline - self.clock())
-        for task in first:
+        concurrent.futures.wait(first_tries, this.deadline - self.clock())
+        for task in first_tries:
             task.cancel()
-        concurrent.futures.wait(first, GRACE)
+        concurrent.futures.wait(first_tries, GRACE)
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
-        for task, visit in tasks:
-            visit.is_cut |= task.cancel() or not task.done()
-            this.left += visit.is_cut
+        this.left += sum(task.cancel() or not task.done() for task in self.tasks)
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
-        this.counts = Counter(this.outcomes)
+        counts = Counter(this.outcomes)
         states = Counter(memory.state for memory in self.all_memories())
         back_offs = [b for memory in self.all_memories() for b in list(memory.back_offs.values())]
         this.outages |= [b.error.outage for b in back_offs if b.error and b.error.outage]
@@ -1767,7 +1762,7 @@ class Operator:
             log.info("resolved: %s", what)
         self.outages = this.outages
         seconds = self.clock() - this.started
-        done = ", ".join(f"{what}: {count}" for what, count in this.counts.items())
+        done = ", ".join(f"{what}: {count}" for what, count in counts.items())
         total = f"{len(self.all_memories())} Milvus resource(s){self.cluster.would}"
         level = logging.INFO if done else logging.DEBUG
         log.log(level, "pass over %s: %s, %.2f s", total, done or "nothing to do", seconds)
