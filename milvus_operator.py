@@ -1615,7 +1615,6 @@ class Operator:
         quarter = max(1, workers // 4)
         self.workers = ThreadPoolExecutor(max(1, workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if workers > 1 else self.workers
-        self.listers = ThreadPoolExecutor(8)
         self.tasks: dict[Future[None], str] = {}  # of the workers; the UID of the Milvus
         self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
@@ -1682,13 +1681,14 @@ class Operator:
 
     # --- List ---
     def observe(self, this: Pass) -> list[Visit]:
-        """List all namespaces, side by side. Returns the visits to make, in their order: what was
-        settled and has changed, then what has waited longest."""
+        """List all namespaces. Returns the visits to make, in their order: what was settled and has
+        changed, then what has waited longest."""
         # Before the lists: what still runs then may change what they show.
         self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
         this.left = len(self.tasks)
-        list_one = functools.partial(self.list_namespace, this)
-        visits = [visit for found in self.listers.map(list_one, self.namespaces) for visit in found]
+        visits = []
+        for namespace in self.namespaces:
+            visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
         self.list_delay = min(max(1, 2 * self.list_delay), 30)
         if len(this.unlisted) < 3 * len(self.namespaces):
