@@ -1367,16 +1367,6 @@ class Memory:
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
 
-    def forget(self, actions: list[Action], now: float) -> None:
-        """Forget what failed and is not to be done any more, and restarts that are long ago."""
-        todo = {STATUS, EVENT} | {action.key for action in actions}
-        for key, back_off in list(self.back_offs.items()):
-            is_moot = key not in todo
-            if key[0] == "restart" and not back_off.error:
-                is_moot = now >= back_off.until - back_off.delay + QUIET
-            if is_moot:
-                del self.back_offs[key]
-
     def waits(self, key: Key, now: float) -> bool:
         return now < self.back_offs.get(key, TRY).until
 
@@ -1459,10 +1449,10 @@ class Visit:
     def plan(self, now: float) -> list[Action]:
         """Read the spec and decide. What has failed before comes last."""
         memory = self.memory
+        todo = {STATUS, EVENT}
         if memory.generation != generation_of(self.milvus):
             memory.generation = generation_of(self.milvus)
-            kept = [key for key in (STATUS, EVENT) if key in memory.back_offs]
-            memory.back_offs = {key: memory.back_offs[key]._replace(until=now) for key in kept}
+            memory.back_offs = {key: memory.back_offs[key] for key in todo & {*memory.back_offs}}
         actions = []
         try:
             self.spec = spec_of(self.milvus)
@@ -1472,7 +1462,12 @@ class Visit:
         except Exception as error:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
-        memory.forget(actions, now)
+        todo |= {action.key for action in actions}
+        memory.back_offs = {
+            key: back_off
+            for key, back_off in memory.back_offs.items()
+            if (key in todo if back_off.error else now < back_off.until - back_off.delay + QUIET)
+        }
         # A check comes before the replaces that wait for it, even if it has failed before.
         return sorted(actions, key=lambda a: a.verb != "check" and a.key in memory.back_offs)
 
