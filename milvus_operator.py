@@ -614,7 +614,7 @@ class Action(NamedTuple):
 
     verb: str
     ordinal: int
-    pod: Obj  # or claim; empty if there is none
+    obj: Obj  # the pod or the claim; empty if there is none
     reason: str = ""
     is_due: bool = True  # otherwise, it must wait for something else
 
@@ -636,7 +636,7 @@ class BackOff(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.why.reason not in WAITING | {""}
+        return self.error is not None and self.error.is_failure
 
     @property
     def refused_until(self) -> float:
@@ -822,12 +822,6 @@ def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) 
     }
 
 
-def has_status(milvus: Obj, status: Obj) -> bool:
-    """Whether a Milvus has this status already; others may have added fields to it."""
-    present = mapping(milvus.get("status"))
-    return all(present.get(key) == value for key, value in status.items())
-
-
 def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     """An event for `kubectl describe`, without its time and reporter."""
     return {
@@ -911,6 +905,10 @@ class ApiError(Exception):
         """Whether there was no answer to what was asked, so that a write may still take effect. The
         API server's InternalError is an answer: most often, a webhook has failed."""
         return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
+
+    @property
+    def is_failure(self) -> bool:
+        return self.why.reason not in WAITING
 
     @property
     def is_shared(self) -> bool:
@@ -1270,16 +1268,6 @@ class Cluster:
             advice = "exempt the pods of this Milvus, and delete those that have been changed"
             raise ApiError(422, f"a webhook or policy removes {text} {name_of(pod)}: {advice}")
 
-    def create_claim(self, claim: Obj) -> bool:
-        """Make sure that a claim exists; returns whether it was created."""
-        try:
-            self.request("create", self.claims, claim, body=claim)
-        except ApiError as error:
-            if error.reason != EXISTS:
-                raise
-            return False
-        return True
-
     def grow(self, claim: Obj, size: str | int) -> None:
         """Ask for a larger volume, if the claim has not changed."""
         spec = {"resources": {"requests": {"storage": size}}}
@@ -1347,9 +1335,7 @@ CONFLICT_DELAY = 4  # seconds of back-off from which on a conflict is a failure 
 QUIET = 600  # seconds after which it is forgotten that a pod had ended
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
-# What a pass counts, besides what was done to pods and claims.
-STATUS_UPDATED = "updated status"
-NO_ANSWER = "no answer or a conflict"
+STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 # What may back off, besides actions.
 STATUS: Key = ("status", -1)
 EVENT: Key = ("event", -1)
@@ -1366,9 +1352,6 @@ class Memory:
     wake: float = 0  # when it is visited in any case; also its turn (it waits in another order)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
-
-    def waits(self, key: Key, now: float) -> bool:
-        return now < self.back_offs.get(key, TRY).until
 
 
 @dataclass
@@ -1397,56 +1380,51 @@ class Visit:
     claims: Objs
     versions: tuple[str, ...]
     spec: Spec = field(default_factory=Spec)
-    done: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # names by verb, reason
-
-    def has_failed(self) -> bool:
-        return any(back_off.is_failure for back_off in list(self.memory.back_offs.values()))
+    done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def run(self) -> None:
         """A worker's task."""
+        is_new = STATUS not in self.memory.back_offs
         if error := attempt(self.serve):
-            if STATUS not in self.memory.back_offs:
-                log.error("milvus %s: %s", full_name(self.milvus), error)
             self.record(STATUS, error)
             self.memory.state = "failed"
-            self.memory.settled = self.versions
-            self.memory.wake = self.memory.back_offs[STATUS].until
+            if is_new:
+                log.error("milvus %s: %s", full_name(self.milvus), error)
 
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
         its status and events."""
         memory = self.memory
         dry_run = self.cluster.dry_run
-        now = self.cluster.clock()
         memory.settled = ()
         is_stopped = False
-        for action in self.plan(now):
+        for action in self.plan():
             is_accepted = memory.accepted == self.spec.template_hash
             is_done = action.verb == "check" and is_accepted
             is_early = action.verb == "replace" and not is_accepted
-            if is_done or is_early or not action.is_due or memory.waits(action.key, now):
+            if is_done or is_early or not action.is_due or self.waits(action.key):
                 continue
             is_stopped = self.cluster.clock() >= self.this.deadline
             if is_stopped:
                 self.this.left += 1
                 break
-            error = attempt(self.carry_out, action)
-            self.record(action.key, error)
+            error = self.write(action.key, self.carry_out, action)
             is_stopped = error is not None and error.is_shared
             if is_stopped:  # what is left is tried in the next pass
                 break
         for (verb, reason), names in self.done.items():
+            self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
         is_written = False
         if not self.done or dry_run:  # else the next pass sees what came of it
-            is_written = self.write_status(now)
-            self.write_events(now)
+            is_written = self.write_status()
+            self.write_events()
         untils = [back_off.until for back_off in memory.back_offs.values()]
-        memory.wake = min((until for until in untils if until > now), default=math.inf)
+        memory.wake = min((u for u in untils if u > self.this.listed), default=math.inf)
         if not is_stopped and (dry_run or not (self.done or is_written)):
             memory.settled = self.versions
 
-    def plan(self, now: float) -> list[Action]:
+    def plan(self) -> list[Action]:
         """Read the spec and decide. What has failed before comes last."""
         memory = self.memory
         todo = {STATUS, EVENT}
@@ -1463,33 +1441,39 @@ class Visit:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
         todo |= {action.key for action in actions}
+        recent = self.this.listed - QUIET
         memory.back_offs = {
             key: back_off
             for key, back_off in memory.back_offs.items()
-            if (key in todo if back_off.error else now < back_off.until - back_off.delay + QUIET)
+            if (key in todo if back_off.error else recent < back_off.until - back_off.delay)
         }
         # A check comes before the replaces that wait for it, even if it has failed before.
         return sorted(actions, key=lambda a: a.verb != "check" and a.key in memory.back_offs)
 
+    def waits(self, key: Key) -> bool:
+        return self.this.listed < self.memory.back_offs.get(key, TRY).until
+
     def carry_out(self, action: Action) -> None:
         cluster = self.cluster
         ordinal = action.ordinal
-        has_lost_claim = action.verb == "restart" and not is_finished(action.pod)
+        name = pod_name(self.milvus, ordinal)
+        has_lost_claim = action.verb == "restart" and not is_finished(action.obj)
         if has_lost_claim and not self.create_claim(ordinal):
             return  # there is one, without our label, or claims cannot be listed
         if action.verb == "check":
             cluster.check(new_pod(self.milvus, self.spec, ordinal))
             self.memory.accepted = self.spec.template_hash
-        elif action.verb == "create":
+            return
+        if action.verb == "create":
             self.create(ordinal)
         elif action.verb == "adopt":
-            cluster.adopt(self.milvus, action.pod)
+            cluster.adopt(self.milvus, action.obj)
         elif action.verb == "grow":
-            cluster.grow(action.pod, self.spec.storage["size"])
+            name = name_of(action.obj)
+            cluster.grow(action.obj, self.spec.storage["size"])
         else:
-            cluster.delete(action.pod)
-        name = name_of(action.pod) if action.pod else pod_name(self.milvus, ordinal)
-        self.note(action.verb, name, action.reason)
+            cluster.delete(action.obj)
+        self.done[action.verb, action.reason].append(name)
 
     def create(self, ordinal: int) -> None:
         """Create a pod, after its claim: no claim, no pod."""
@@ -1508,17 +1492,21 @@ class Visit:
         self.memory.accepted = self.spec.template_hash
 
     def create_claim(self, ordinal: int) -> bool:
+        """Make sure that a claim exists; returns whether it was created."""
         claim = new_claim(self.milvus, self.spec, ordinal)
-        is_new = self.cluster.create_claim(claim)
-        if is_new:
-            self.note("claim", name_of(claim), "")
-        return is_new
+        try:
+            self.cluster.request("create", self.cluster.claims, claim, body=claim)
+        except ApiError as error:
+            if error.reason != EXISTS:
+                raise
+            return False
+        self.done["claim", ""].append(name_of(claim))
+        return True
 
-    def note(self, verb: str, name: str, reason: str) -> None:
-        """Note what was done."""
-        if verb in DONE:
-            self.done.setdefault((verb, reason), []).append(name)
-            self.this.outcomes.append(DONE[verb])
+    def write(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
+        error = attempt(task, *arguments)
+        self.record(key, error)
+        return error
 
     def record(self, key: Key, error: ApiError | None) -> None:
         """Record what came of a write: what has failed backs off, and so does what may have to be
@@ -1528,19 +1516,18 @@ class Visit:
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
-        if error:
-            self.memory.accepted = ""
         is_long = error is None or error.why.reason in STALLED
         first, most = (10, 300) if is_long else (1, 30)
         delay = min(max(first, 2 * before.delay), most)
-        if error and error.is_conflict and delay <= CONFLICT_DELAY:
-            error.own = PENDING
-            self.this.outcomes.append(NO_ANSWER)
-        elif error and error.is_lost:
-            self.this.outcomes.append(NO_ANSWER)
         until = self.cluster.clock() + delay
-        if error and self.this.is_once:
-            until = -math.inf if error.own == PENDING else math.inf
+        if error:
+            self.memory.accepted = ""
+            is_stale = error.is_conflict and delay <= CONFLICT_DELAY
+            if is_stale:
+                error.own = PENDING
+            if self.this.is_once:
+                until = -math.inf if is_stale else math.inf
+            self.this.left += is_stale or error.is_lost
         back_offs[key] = BackOff(until, delay, error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1550,48 +1537,45 @@ class Visit:
         text = f"{note}{self.cluster.would}"
         log.log(level, "milvus %s: %s", full_name(self.milvus), text)
 
-    def write_status(self, now: float) -> bool:
+    def write_status(self) -> bool:
         """Write the status if it has changed; returns whether it was written."""
         back_offs = self.memory.back_offs
         problems = {
             ordinal: back_off.why
             for (_, ordinal), back_off in back_offs.items()
-            if ordinal >= 0 and back_off.why.reason
+            if ordinal >= 0 and back_off.error
         }
         status = status_of(self.milvus, self.spec, self.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]
         is_written = False
-        if has_status(self.milvus, status):
+        if status.items() <= mapping(self.milvus.get("status")).items():
             back_offs.pop(STATUS, None)
-        elif not self.memory.waits(STATUS, now):
-            has_failed = back_offs.get(STATUS, TRY).is_failure
-            error = attempt(self.cluster.patch_status, self.milvus, status)
-            self.record(STATUS, error)
+        elif not self.waits(STATUS):
+            had_failed = back_offs.get(STATUS, TRY).is_failure
+            error = self.write(STATUS, self.cluster.patch_status, self.milvus, status)
             is_written = not error
-            if error and not error.outage and not error.is_conflict and not has_failed:
+            if error and not (error.is_conflict or error.outage or had_failed):
                 name = full_name(self.milvus)
                 log.warning("milvus %s: the status cannot be written: %s", name, error)
-            if is_written:
-                self.this.outcomes.append(STATUS_UPDATED)
-                before = condition_of(self.milvus, "Reconciled")
-                note = reconciled["message"]
-                if note != before.get("message", MATCHING):
-                    if note == MATCHING:
-                        note = f"resolved: {before['reason']}"
-                    self.say(reconciled["reason"], note, reconciled["status"] == "False")
+        if is_written:
+            self.this.outcomes.append(STATUS_UPDATED)
+            before = condition_of(self.milvus, "Reconciled")
+            note = reconciled["message"]
+            if note != before.get("message", MATCHING):
+                if note == MATCHING:
+                    note = f"resolved: {before['reason']}"
+                self.say(reconciled["reason"], note, reconciled["status"] == "False")
         self.memory.state = "ready" if ready["status"] == "True" else "progressing"
         if reconciled["status"] == "False" or back_offs.get(STATUS, TRY).is_failure:
             self.memory.state = "failed"
         return is_written
 
-    def write_events(self, now: float) -> None:
+    def write_events(self) -> None:
         """Write what is new as events, on which nothing depends."""
         news = self.memory.news
         del news[:-MAX_NEWS]
-        while news and not self.memory.waits(EVENT, now):
-            error = attempt(self.cluster.create_event, news[0])
-            self.record(EVENT, error)
-            if error:
+        while news and not self.waits(EVENT):
+            if self.write(EVENT, self.cluster.create_event, news[0]):
                 break
             del news[0]
 
@@ -1651,7 +1635,7 @@ class Operator:
             self.cluster.renew()
             first_tries = []
             for visit in self.observe(this):
-                has_failed = visit.has_failed()
+                has_failed = any(b.is_failure for b in visit.memory.back_offs.values())
                 pool = self.second_tries if has_failed else self.workers
                 task = pool.submit(visit.run)
                 self.tasks[task] = uid_of(visit.milvus)

@@ -80,10 +80,10 @@ def test_only_pods_of_ours_are_written_to_each_one_once_and_a_template_is_asked_
     assert ("check" in verbs) == ("replace" in verbs)
     assert "check" not in verbs or verbs.index("check") < verbs.index("replace")
     for grown in [action for action in actions if action.verb == "grow"]:
-        assert grown.pod in claims
+        assert grown.obj in claims
         assert grown.ordinal < count
-        assert grown.pod["status"] == {"phase": "Bound"}
-        assert grown.pod["spec"]["resources"]["requests"]["storage"] == "1", "of 1Gi"
+        assert grown.obj["status"] == {"phase": "Bound"}
+        assert grown.obj["spec"]["resources"]["requests"]["storage"] == "1", "of 1Gi"
     actions = [action for action in actions if action.verb not in ("check", "grow")]
     assert len({action.ordinal for action in actions}) == len(actions)
     there = named(served, pods)
@@ -94,7 +94,7 @@ def test_only_pods_of_ours_are_written_to_each_one_once_and_a_template_is_asked_
             assert action.ordinal < count
             assert not pod or mo.owner_uid(pod) != "uid-of-x"
             continue
-        assert pod == action.pod
+        assert pod == action.obj
         if action.verb == "adopt":
             assert mo.controller_of(pod) == {}
             assert mo.selector_of(wanted).items() <= mo.labels_of(pod).items()
@@ -110,12 +110,12 @@ def test_one_ready_pod_at_a_time_and_only_while_all_others_may_serve(
 ) -> None:
     """But for those whose names others hold, and those that cannot be deleted."""
     chosen = [one for one in decided(milvus(count), pods, failed=failed) if one.is_due]
-    assert [one for one in chosen if one.verb == "restart" and mo.is_ready(one.pod)] == []
+    assert [one for one in chosen if one.verb == "restart" and mo.is_ready(one.obj)] == []
     replaced = [one for one in chosen if one.verb == "replace"]
-    serving = [one for one in replaced if mo.may_serve(one.pod)]
+    serving = [one for one in replaced if mo.may_serve(one.obj)]
     assert len(serving) <= 1
     for disrupted in serving:
-        assert mo.template_hash_of(disrupted.pod) != CURRENT
+        assert mo.template_hash_of(disrupted.obj) != CURRENT
         held = {o for (verb, o), one in failed.items() if one.why.reason == "NameConflict"}
         stuck = {ordinal for verb, ordinal in failed if verb == "replace"}
         others = {*range(count)} - {disrupted.ordinal} - held - stuck
