@@ -77,12 +77,14 @@ KIND = "Milvus"
 PLURAL = "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGER = "milvus-polling-operator"
+IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 CLAIM_LABEL = f"{GROUP}/milvus"
+IDENTIFYING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
 MAX_REPLICAS = 1000
@@ -505,15 +507,9 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     }
 
 
-def is_kept(sent: Obj, pod: Obj) -> bool:
-    """Whether admission has left in a pod what the operator relies on."""
-    labels = pick(labels_of(sent), IDENTIFYING)
-    is_owned = owner_uid(pod) == owner_uid(sent)
-    has_hash = template_hash_of(pod) == template_hash_of(sent)
-    return is_owned and has_hash and labels.items() <= labels_of(pod).items()
-
-
-IDENTIFYING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)
+def relied_on(pod: Obj) -> tuple[Any, ...]:
+    """What the operator knows its pods by; admission may have taken it from a new one."""
+    return owner_uid(pod), template_hash_of(pod), pick(labels_of(pod), IDENTIFYING)
 
 
 # --- spec.pod, laid over the generated pod ---
@@ -865,9 +861,8 @@ def by_gvr(
 ) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
     client = DynamicClient(api, discoverer=lambda client, cache_file: None)
-    prefix = "apis" if group else "api"
-    options = {"namespaced": True} | options
-    return Resource(prefix, group, version, kind, name=plural, client=client, **options)
+    options = {"name": plural, "namespaced": True, "client": client} | options
+    return Resource("apis" if group else "api", group, version, kind, **options)
 
 
 def milvuses(api: ApiClient) -> Resource:
@@ -1063,7 +1058,7 @@ class Connection(NamedTuple):
 
     api: ApiClient
     namespace: str  # the default one
-    context: str | None  # of the kubeconfig; chosen once, at the start
+    context: str | None = None  # of the kubeconfig; chosen once, at the start
 
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -1073,12 +1068,14 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     """Load the configuration as the official client does; in a pod without a kubeconfig, the pod's
     own. Raises Unusable."""
     file = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not path and not context
+    settings = Configuration()
     try:
         if any(map(os.path.exists, file.split(os.pathsep))):
-            return from_kubeconfig(file, connections, context)
-        if in_pod:
-            return from_pod(connections)
+            return from_kubeconfig(file, settings, connections, context)
+        if IN_POD in os.environ and not (path or context):
+            load_incluster_config(settings)
+            with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
+                return Connection(new_client(settings, connections), namespace.read().strip())
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
     except (ConfigException, OSError) as error:  # its text may quote entries of the file
         text = without_secrets(str(error).partition("/{")[0])
@@ -1087,21 +1084,15 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     raise Unusable(f"cannot use the kubeconfig {file}: {text}")
 
 
-def from_pod(connections: int) -> Connection:
-    settings = Configuration()
-    load_incluster_config(settings)
-    with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
-        return Connection(new_client(settings, connections), namespace.read().strip(), None)
-
-
-def from_kubeconfig(file: str, connections: int, context: str | None) -> Connection:
-    settings = Configuration()
+def from_kubeconfig(
+    file: str, settings: Configuration, connections: int, context: str | None
+) -> Connection:
     merged = KubeConfigMerger(file).config
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         loader = KubeConfigLoader(merged, context, config_base_path=None, temp_file_path=folder)
         chosen = loader.current_context
         user = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
-        if user and any(key.startswith("as") for key in user.value.get("user") or {}):
+        if user and "as" in (user.value.get("user") or {}):
             raise ConfigException("impersonation (`as`) is not supported")
         loader.load_and_set(settings)
         namespace = chosen["context"].get("namespace") or "default"
@@ -1117,7 +1108,7 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file, password="")
     api = ApiClient(settings)
-    # The context has read the files, some of which are temporary.
+    # The files that the context has read may be temporary.
     files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
     api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}
     # It would copy each body; without that, a create takes a tenth less CPU.
@@ -1211,7 +1202,9 @@ class Cluster:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
             self.answered = self.clock()
-        failed.outage = self.outage(failed, f"{asked} {resource.name} in {place(where)}")
+        failed.outage = self.outage(
+            failed, f"{asked} {resource.name} in {place(where.get('namespace'))}"
+        )
         raise failed
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
@@ -1258,15 +1251,15 @@ class Cluster:
         options["query_params"] = [("fieldValidation", "Strict")]
         self.expect(pod, self.request("create", self.pods, pod, body=pod, **options))
 
-    def get_pod(self, pod: Obj) -> Obj:
-        return parse(b"[%b]" % self.request("get", self.pods, pod))[0]
-
     def expect(self, pod: Obj, body: bytes) -> None:
-        """Check that a response has what the operator relies on."""
-        if not is_kept(pod, parse(b"[%b]" % body)[0]):
+        """Check that admission has left in a pod what it is known by."""
+        if relied_on(parse(b"[%b]" % body)[0]) != relied_on(pod):
             text = f"the owner reference, a label or the annotation {TEMPLATE_HASH} of pod"
             advice = "exempt the pods of this Milvus, and delete those that have been changed"
             raise ApiError(422, f"a webhook or policy removes {text} {name_of(pod)}: {advice}")
+
+    def get_pod(self, pod: Obj) -> Obj:
+        return parse(b"[%b]" % self.request("get", self.pods, pod))[0]
 
     def grow(self, claim: Obj, size: str | int) -> None:
         """Ask for a larger volume, if the claim has not changed."""
@@ -1317,8 +1310,7 @@ class Cluster:
         self.request("create", self.events, event, body=body)
 
 
-def place(metadata: Obj) -> str:
-    namespace = metadata.get("namespace")
+def place(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
@@ -1510,7 +1502,7 @@ class Visit:
 
     def record(self, key: Key, error: ApiError | None) -> None:
         """Record what came of a write: what has failed backs off, and so does what may have to be
-        done again and again: the restart of a pod, and a claim that stays small."""
+        done again and again, such as the restart of a pod."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, TRY)
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
@@ -1708,7 +1700,7 @@ class Operator:
         try:
             return self.cluster.list_all(namespace, resource, *how)
         except ApiError as error:
-            what = f"cannot list {resource.name} in {place({'namespace': namespace})}"
+            what = f"cannot list {resource.name} in {place(namespace)}"
             text = str(error)
             if error.code == 0:
                 what = f"requests to {self.cluster.server} fail"
@@ -1785,7 +1777,7 @@ class HealthServer(ThreadingHTTPServer):
 def serve_health(operator: Operator, port: int) -> None:
     """Serve Health until the process ends: in a pod on all addresses, else on localhost."""
     Health.operator = operator
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    in_pod = IN_POD in os.environ
     if in_pod and socket.has_dualstack_ipv6():
         HealthServer.address_family = socket.AF_INET6
     try:
@@ -1961,7 +1953,7 @@ def main(
     default = None if everywhere else cluster.connection.namespace
     managed: list[str | None] = [*namespaces] or [default]
     operator = Operator(cluster, managed, interval, workers)
-    where = ", ".join(place({"namespace": namespace}) for namespace in managed)
+    where = ", ".join(map(place, managed))
     what = f"{where}, every {interval:g} s, server {cluster.server}{cluster.would}"
     try:
         log.info("%s %s: %s", MANAGER, __version__, what)

@@ -162,7 +162,6 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     ("user", "cluster", "words"),
     [
         ({"as": "a"}, {}, "impersonation (`as`) is not supported"),
-        ({"as-uid": "1"}, {}, "impersonation (`as`) is not supported"),
         ({}, {"certificate_authority_data": "bm9uZQ=="}, "certificate"),
     ],
 )
