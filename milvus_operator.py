@@ -559,12 +559,12 @@ def overlay_list(kind: str, base: list[Obj], over: list[Any]) -> list[Any]:
 
 
 # --- Whose pod it is ---
-def by_ordinal(objects: Iterable[Obj]) -> dict[tuple[str, str], Objs]:
-    """Pods or claims by namespace and name without the ordinal, then by ordinal."""
-    found = defaultdict[tuple[str, str], Objs](dict)
+def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
+    """Pods or claims by full name without the ordinal, then by ordinal."""
+    found = defaultdict[str, Objs](dict)
     for obj in objects:
-        if match := re.fullmatch("(.+)-(0|[1-9][0-9]*)", name_of(obj)):
-            found[namespace_of(obj), match[1]][int(match[2])] = obj
+        if match := re.fullmatch("(.+)-(0|[1-9][0-9]*)", full_name(obj)):
+            found[match[1]][int(match[2])] = obj
     return found
 
 
@@ -583,18 +583,14 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     """What to tell about a pod that no list has shown, but that has the name of a desired one."""
     name = name_of(pod)
     owner = controller_of(pod)
-    is_mine = owner_uid(pod) == uid_of(milvus)
-    group = str(owner.get("apiVersion")).partition("/")[0]
-    is_earlier = (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus))
-    is_new = has_labels(milvus, pod) and (is_mine or not owner)
-    if is_ending(pod) or is_new or (is_earlier and not is_mine):
+    is_earlier = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
+    if is_ending(pod) or (has_labels(milvus, pod) and (is_earlier or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
-    text = f"pod {name} has lost its labels; it should have {selector_text(milvus)}"
-    if not is_mine:
-        whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
-        advice = "create the Milvus under another name or, if nobody needs that pod, delete it"
-        text = f"pod {name} already exists and {whose}, so the operator does not touch it: {advice}"
-    return Reason(NAME_CONFLICT, f"{text} (the operator retries within 5 minutes)")
+    whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
+    text = f"pod {name} already exists and {whose}, so the operator does not touch it"
+    advice = "delete it if nobody needs it, or create the Milvus under another name"
+    labels = f"a pod of this Milvus should have the labels {selector_text(milvus)}"
+    return Reason(NAME_CONFLICT, f"{text}: {advice}; {labels}")
 
 
 # --- What to do ---
@@ -604,9 +600,8 @@ Outage = tuple[str, str]  # what affects more than one Milvus, and the details
 
 class Action(NamedTuple):
     """Something to do. The verbs: create, after its claim; adopt; delete, because the pod is
-    surplus; restart and replace, which delete a pod so that it is created anew: it has ended or
-    lost its claim, or its template is outdated; grow, a claim; check, which asks by a dry run
-    whether the API server would accept the new template, before any pod is deleted for it."""
+    surplus; restart and replace, which delete a pod so that it is recreated: it has ended or lost
+    its claim, or its template is outdated; grow, a claim."""
 
     verb: str
     ordinal: int
@@ -713,7 +708,7 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> list[Action]:
     for ordinal in serving:
         is_due = may_go_on and ordinal == serving[0]
         actions.append(Action("replace", ordinal, mine[ordinal], OUTDATED, is_due))
-    return [Action("check", 0, {}), *actions] if actions else []
+    return actions
 
 
 # --- What the status and the events say ---
@@ -1323,7 +1318,7 @@ def timestamp(precision: str = "seconds") -> str:
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
 GRACE = 0.25  # seconds for the writes in progress at the end of a pass
-CONFLICT_DELAY = 4  # seconds of back-off from which on a conflict is a failure like any other
+CONFLICT_DELAY = 4  # seconds of back-off after which a conflict is a failure like any other
 QUIET = 600  # seconds after which it is forgotten that a pod had ended
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
@@ -1354,7 +1349,7 @@ class Pass:
     is_once: bool  # whether what has failed is not tried again
     listed: float = 0  # when the lists had come
     deadline: float = 0  # after which no action begins
-    unlisted: list[str] = field(default_factory=list)  # the resources whose lists have failed
+    unlisted: int = 0  # lists that have failed
     left: int = 0  # more than 0 if something is left to do that can be done at once
     outages: dict[str, str] = field(default_factory=dict)  # what affects several; the details
     outcomes: list[str] = field(default_factory=list)  # what workers have done
@@ -1370,18 +1365,22 @@ class Visit:
     milvus: Obj
     pods: Objs
     claims: Objs
-    versions: tuple[str, ...]
     spec: Spec = field(default_factory=Spec)
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(map(version_of, (self.milvus, *self.pods.values(), *self.claims.values())))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether something has changed, or it is time to look again."""
+        return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
+
     def run(self) -> None:
         """A worker's task."""
-        is_new = STATUS not in self.memory.back_offs
         if error := attempt(self.serve):
             self.record(STATUS, error)
-            self.memory.state = "failed"
-            if is_new:
-                log.error("milvus %s: %s", full_name(self.milvus), error)
 
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
@@ -1389,31 +1388,27 @@ class Visit:
         memory = self.memory
         dry_run = self.cluster.dry_run
         memory.settled = ()
-        is_stopped = False
+        is_complete = False
         for action in self.plan():
-            is_accepted = memory.accepted == self.spec.template_hash
-            is_done = action.verb == "check" and is_accepted
-            is_early = action.verb == "replace" and not is_accepted
-            if is_done or is_early or not action.is_due or self.waits(action.key):
+            if not action.is_due or self.waits(action.key):
                 continue
-            is_stopped = self.cluster.clock() >= self.this.deadline
-            if is_stopped:
+            if self.cluster.clock() >= self.this.deadline:
                 self.this.left += 1
                 break
             error = self.write(action.key, self.carry_out, action)
-            is_stopped = error is not None and error.is_shared
-            if is_stopped:  # what is left is tried in the next pass
+            if error and error.is_shared:  # what is left is tried in the next pass
                 break
+        else:
+            is_complete = True
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        is_written = False
         if not self.done or dry_run:  # else the next pass sees what came of it
-            is_written = self.write_status()
+            self.write_status()
             self.write_events()
         untils = [back_off.until for back_off in memory.back_offs.values()]
-        memory.wake = min((u for u in untils if u > self.this.listed), default=math.inf)
-        if not is_stopped and (dry_run or not (self.done or is_written)):
+        memory.wake = min((u for u in untils if u >= self.this.listed), default=math.inf)
+        if is_complete and (dry_run or not self.done):
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
@@ -1439,8 +1434,7 @@ class Visit:
             for key, back_off in memory.back_offs.items()
             if (key in todo if back_off.error else recent < back_off.until - back_off.delay)
         }
-        # A check comes before the replaces that wait for it, even if it has failed before.
-        return sorted(actions, key=lambda a: a.verb != "check" and a.key in memory.back_offs)
+        return sorted(actions, key=lambda action: action.key in memory.back_offs)
 
     def waits(self, key: Key) -> bool:
         return self.this.listed < self.memory.back_offs.get(key, TRY).until
@@ -1452,10 +1446,9 @@ class Visit:
         has_lost_claim = action.verb == "restart" and not is_finished(action.obj)
         if has_lost_claim and not self.create_claim(ordinal):
             return  # there is one, without our label, or claims cannot be listed
-        if action.verb == "check":
-            cluster.check(new_pod(self.milvus, self.spec, ordinal))
+        if action.verb == "replace" and self.memory.accepted != self.spec.template_hash:
+            cluster.check(new_pod(self.milvus, self.spec, 0))
             self.memory.accepted = self.spec.template_hash
-            return
         if action.verb == "create":
             self.create(ordinal)
         elif action.verb == "adopt":
@@ -1472,15 +1465,16 @@ class Visit:
         pod = new_pod(self.milvus, self.spec, ordinal)
         if self.spec.storage and ordinal not in self.claims:
             self.create_claim(ordinal)
-        error = attempt(self.cluster.create, pod)
-        if error and error.reason == EXISTS:
-            before = self.memory.back_offs.get(("create", ordinal), TRY)
+        try:
+            self.cluster.create(pod)
+        except ApiError as error:
+            if error.reason != EXISTS:
+                raise
             why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
-            error = ApiError(403, why.message, own=why.reason)
-            if before.why.reason == INVALID and why.reason == NAME_CONFLICT:
-                error = before.error  # admission has changed it when it was created
-        if error:
-            raise error
+            before = self.memory.back_offs.get(("create", ordinal), TRY)
+            if before.error and before.why.reason == INVALID and why.reason == NAME_CONFLICT:
+                raise before.error from None  # admission has changed it when it was created
+            raise ApiError(403, why.message, own=why.reason) from None
         self.memory.accepted = self.spec.template_hash
 
     def create_claim(self, ordinal: int) -> bool:
@@ -1511,15 +1505,19 @@ class Visit:
         is_long = error is None or error.why.reason in STALLED
         first, most = (10, 300) if is_long else (1, 30)
         delay = min(max(first, 2 * before.delay), most)
-        until = self.cluster.clock() + delay
+        until = self.cluster.clock()
+        is_stale = error is not None and error.is_conflict and delay <= CONFLICT_DELAY
+        if not is_stale:  # otherwise, the next pass knows better
+            until += math.inf if self.this.is_once else delay
         if error:
             self.memory.accepted = ""
-            is_stale = error.is_conflict and delay <= CONFLICT_DELAY
-            if is_stale:
-                error.own = PENDING
-            if self.this.is_once:
-                until = -math.inf if is_stale else math.inf
+            error.own = PENDING if is_stale else error.own
             self.this.left += is_stale or error.is_lost
+            if key == STATUS and error.is_failure:
+                self.memory.state = "failed"
+                if not (error.outage or before.is_failure):
+                    name = full_name(self.milvus)
+                    log.warning("milvus %s: the status cannot be written: %s", name, error)
         back_offs[key] = BackOff(until, delay, error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1529,38 +1527,33 @@ class Visit:
         text = f"{note}{self.cluster.would}"
         log.log(level, "milvus %s: %s", full_name(self.milvus), text)
 
-    def write_status(self) -> bool:
-        """Write the status if it has changed; returns whether it was written."""
-        back_offs = self.memory.back_offs
+    def write_status(self) -> None:
+        """Write the status if it has changed; say what is new in the Reconciled condition."""
+        memory = self.memory
+        if self.waits(STATUS):
+            return
         problems = {
             ordinal: back_off.why
-            for (_, ordinal), back_off in back_offs.items()
+            for (_, ordinal), back_off in memory.back_offs.items()
             if ordinal >= 0 and back_off.error
         }
         status = status_of(self.milvus, self.spec, self.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]
-        is_written = False
+        memory.state = "ready" if ready["status"] == "True" else "progressing"
+        if reconciled["status"] == "False":
+            memory.state = "failed"
         if status.items() <= mapping(self.milvus.get("status")).items():
-            back_offs.pop(STATUS, None)
-        elif not self.waits(STATUS):
-            had_failed = back_offs.get(STATUS, TRY).is_failure
-            error = self.write(STATUS, self.cluster.patch_status, self.milvus, status)
-            is_written = not error
-            if error and not (error.is_conflict or error.outage or had_failed):
-                name = full_name(self.milvus)
-                log.warning("milvus %s: the status cannot be written: %s", name, error)
-        if is_written:
-            self.this.outcomes.append(STATUS_UPDATED)
-            before = condition_of(self.milvus, "Reconciled")
-            note = reconciled["message"]
-            if note != before.get("message", MATCHING):
-                if note == MATCHING:
-                    note = f"resolved: {before['reason']}"
-                self.say(reconciled["reason"], note, reconciled["status"] == "False")
-        self.memory.state = "ready" if ready["status"] == "True" else "progressing"
-        if reconciled["status"] == "False" or back_offs.get(STATUS, TRY).is_failure:
-            self.memory.state = "failed"
-        return is_written
+            memory.back_offs.pop(STATUS, None)
+            return
+        if self.write(STATUS, self.cluster.patch_status, self.milvus, status):
+            return
+        self.this.outcomes.append(STATUS_UPDATED)
+        before = condition_of(self.milvus, "Reconciled")
+        note = reconciled["message"]
+        if note != before.get("message", MATCHING):
+            if note == MATCHING:
+                note = f"resolved: {before['reason']}"
+            self.say(reconciled["reason"], note, reconciled["status"] == "False")
 
     def write_events(self) -> None:
         """Write what is new as events, on which nothing depends."""
@@ -1587,7 +1580,8 @@ class Operator:
         self.workers = ThreadPoolExecutor(max(1, workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if workers > 1 else self.workers
         self.tasks: dict[Future[None], str] = {}  # of the workers; the UID of the Milvus
-        self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, as listed, and UID
+        self.memories: dict[str, Memory] = {}  # by the UID of the Milvus
+        self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
         self.good = self.clock()  # when the last good pass ended
@@ -1597,10 +1591,6 @@ class Operator:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
         idle = self.clock() - self.cluster.answered
         return idle < max(self.interval, 30) + self.cluster.timeout + 10
-
-    def is_ready(self) -> bool:
-        """Whether every namespace has been listed at least once."""
-        return self.memories.keys() >= {*self.namespaces}
 
     def run(self) -> bool:
         """Make passes until the operator is to stop."""
@@ -1617,7 +1607,7 @@ class Operator:
             this = self.run_pass(is_once=True)
             if not this.left and not {*this.outcomes} - {STATUS_UPDATED}:
                 break
-        failed = any(memory.state == "failed" for memory in self.all_memories())
+        failed = any(memory.state == "failed" for memory in self.memories.values())
         return not failed and not this.unlisted
 
     def run_pass(self, is_once: bool = False) -> Pass:
@@ -1635,10 +1625,10 @@ class Operator:
             self.wait(this, first_tries)
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
-            this.unlisted.append("all")
+            this.unlisted += 1
         except Exception as error:  # no thread or no memory was left: the next pass may have it
             this.outages["a pass failed"] = str(unexpected(error))
-            this.unlisted.append("all")
+            this.unlisted += 1
         self.report(this)
         return this
 
@@ -1652,45 +1642,44 @@ class Operator:
 
     # --- List ---
     def observe(self, this: Pass) -> list[Visit]:
-        """List all namespaces. Returns the visits to make, in their order: what was settled and has
+        """List everything. Returns the visits to make, in their order: what was settled and has
         changed, then what has waited longest."""
         # Before the lists: what still runs then may change what they show.
         self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
-        this.left = len(self.tasks)
+        busy = {*self.tasks.values()}
+        this.left = len(busy)
         visits = []
         for namespace in self.namespaces:
             visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
-        self.list_delay = min(max(1, 2 * self.list_delay), 30)
-        if len(this.unlisted) < 3 * len(self.namespaces):
-            self.list_delay = 0
         this.deadline = this.listed + max(MIN_ACTING, 5 * (this.listed - this.started))
         if self.cluster.dry_run:  # no later pass could tell what is left
             this.deadline += 1e6
+        self.list_delay = min(max(1, 2 * self.list_delay), 30)
+        if this.unlisted < 3 * len(self.namespaces):
+            self.list_delay = 0
+        self.is_ready |= not this.unlisted
+        known = self.memories if this.unlisted else {}
+        self.memories = known | {uid_of(visit.milvus): visit.memory for visit in visits}
+        visits = [v for v in visits if v.is_wanted and uid_of(v.milvus) not in busy]
         return sorted(visits, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
 
     def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
-        """List a namespace, or all. Returns a visit for each Milvus that needs one."""
-        cluster = self.cluster
-        pods, claims, milvuses = (self.list_kind(this, namespace, *k) for k in cluster.listed)
+        """List a namespace, or all. Returns a visit for each Milvus."""
+        pods, claims, milvuses = (
+            self.list_kind(this, namespace, *kind) for kind in self.cluster.listed
+        )
         if pods is None or milvuses is None:
             return []
-        milvuses = [milvus for milvus in milvuses if not is_ending(milvus)]
-        known = self.memories.get(namespace, {})
-        memories = {uid: known.get(uid) or Memory() for uid in map(uid_of, milvuses)}
-        self.memories[namespace] = memories
-        busy = {*self.tasks.values()}
         pods_of = by_ordinal(pods)
         claims_of = by_ordinal(claims or [])
         visits = []
         for milvus in milvuses:
-            memory = memories[uid_of(milvus)]
-            mine = pods_of[namespace_of(milvus), name_of(milvus)]
-            stored = claims_of[namespace_of(milvus), f"data-{name_of(milvus)}"]
-            versions = tuple(map(version_of, (milvus, *mine.values(), *stored.values())))
-            is_settled = memory.settled == versions and self.clock() < memory.wake
-            if not is_settled and uid_of(milvus) not in busy:
-                visits.append(Visit(this, cluster, memory, milvus, mine, stored, versions))
+            if not is_ending(milvus):
+                memory = self.memories.get(uid_of(milvus)) or Memory()
+                mine = pods_of[full_name(milvus)]
+                stored = claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"]
+                visits.append(Visit(this, self.cluster, memory, milvus, mine, stored))
         return visits
 
     def list_kind(
@@ -1706,17 +1695,14 @@ class Operator:
                 what = f"requests to {self.cluster.server} fail"
             elif error.code == 404:
                 text = f"{text} (install the CRD with `kubectl apply -f crd.yaml`)"
-            this.unlisted.append(resource.name)
+            this.unlisted += 1
             this.outages |= [error.outage or (what, text)]
             return None
 
     def wait(self, this: Pass, first_tries: list[Future[None]]) -> None:
         """Wait until all is done or the time is over, but for second tries, which may hang, only
         until the next pass is due. Then take back what no worker has begun."""
-        concurrent.futures.wait(first_tries, this.deadline - self.clock())
-        for task in first_tries:
-            task.cancel()
-        concurrent.futures.wait(first_tries, GRACE)
+        concurrent.futures.wait(first_tries, this.deadline + GRACE - self.clock())
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
         this.left += sum(task.cancel() or not task.done() for task in self.tasks)
@@ -1724,8 +1710,9 @@ class Operator:
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
         counts = Counter(this.outcomes)
-        states = Counter(memory.state for memory in self.all_memories())
-        back_offs = [b for memory in self.all_memories() for b in list(memory.back_offs.values())]
+        memories = self.memories.values()
+        states = Counter(memory.state for memory in memories)
+        back_offs = [b for memory in memories for b in list(memory.back_offs.values())]
         this.outages |= [b.error.outage for b in back_offs if b.error and b.error.outage]
         for what in this.outages.keys() - self.outages.keys():
             log.error("%s: %s", what, this.outages[what])
@@ -1734,7 +1721,7 @@ class Operator:
         self.outages = this.outages
         seconds = self.clock() - this.started
         done = ", ".join(f"{what}: {count}" for what, count in counts.items())
-        total = f"{len(self.all_memories())} Milvus resource(s){self.cluster.would}"
+        total = f"{len(memories)} Milvus resource(s){self.cluster.would}"
         level = logging.INFO if done else logging.DEBUG
         log.log(level, "pass over %s: %s, %.2f s", total, done or "nothing to do", seconds)
         if not this.outages:
@@ -1743,9 +1730,6 @@ class Operator:
         PASS_SECONDS.observe(seconds)
         for state in STATES:
             MILVUSES.labels(state).set(states[state])
-
-    def all_memories(self) -> list[Memory]:
-        return [memory for some in list(self.memories.values()) for memory in list(some.values())]
 
 
 # ---------- Health and metrics over HTTP ----------
@@ -1758,12 +1742,11 @@ class Health(metrics.MetricsHandler):
     timeout = 5  # seconds for a client to send its request
 
     def do_GET(self) -> None:
-        checks = {"/healthz": self.operator.is_alive, "/readyz": self.operator.is_ready}
-        check = checks.get(self.path)
-        if not check:
+        checks = {"/healthz": self.operator.is_alive(), "/readyz": self.operator.is_ready}
+        if self.path not in checks:
             super().do_GET()
             return
-        code = 200 if check() else 503
+        code = 200 if checks[self.path] else 503
         self.send_response(code)
         self.end_headers()
         self.wfile.write(f"{self.responses[code][0]}\n".encode())

@@ -71,20 +71,17 @@ def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
 
 @drawn
 @given(some_pods, replicas, some_claims, failures)
-def test_only_pods_of_ours_are_written_to_each_one_once_and_a_template_is_asked_about_first(
+def test_only_pods_of_ours_are_written_to_each_one_once(
     pods: list[Obj], count: int, claims: Any, failed: mo.BackOffs
 ) -> None:
     served = milvus(count, storage={"size": "1Gi"})
     actions = decided(served, pods, claims, failed)
-    verbs = [action.verb for action in actions]
-    assert ("check" in verbs) == ("replace" in verbs)
-    assert "check" not in verbs or verbs.index("check") < verbs.index("replace")
     for grown in [action for action in actions if action.verb == "grow"]:
         assert grown.obj in claims
         assert grown.ordinal < count
         assert grown.obj["status"] == {"phase": "Bound"}
         assert grown.obj["spec"]["resources"]["requests"]["storage"] == "1", "of 1Gi"
-    actions = [action for action in actions if action.verb not in ("check", "grow")]
+    actions = [action for action in actions if action.verb != "grow"]
     assert len({action.ordinal for action in actions}) == len(actions)
     there = named(served, pods)
     for action in actions:

@@ -10,6 +10,7 @@ from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 REFUSED = [10, 20, 40, 80, 160, 300, 300]
+STALE = [1, 1, 1, 8, 16, 30, 30]  # at once, until it is a failure
 FAILED = [1, 2, 4, 8, 16, 30, 30]
 NO_RIGHT = 'pods is forbidden: User "x" cannot create resource "pods" in API group ""'
 NO_EVENTS = 'events.events.k8s.io is forbidden: User "x" cannot create resource "events"'
@@ -26,8 +27,8 @@ NO_EVENTS = 'events.events.k8s.io is forbidden: User "x" cannot create resource 
         (409, "", FAILED, "APIError"),
         (429, "", FAILED, "APIError"),
         (503, "", FAILED, "APIError"),
-        (404, "NotFound", FAILED, "APIError"),
-        (409, "Conflict", FAILED, "APIError"),
+        (404, "NotFound", STALE, "APIError"),
+        (409, "Conflict", STALE, "APIError"),
         (403, "NameConflict", REFUSED, "Forbidden"),  # our own words, from a webhook
         (422, "Pending", REFUSED, "Invalid"),
     ],
@@ -277,7 +278,7 @@ def test_a_milvus_that_changes_or_goes_while_its_status_is_written_is_no_failure
     touch = lambda one: world.patch("milvuses", "x", labels={"at": str(one.time)})  # noqa: E731
     world.server.when("patch", "milvuses/status", touch)
     world.server.set_pod("x-0", ready=False)
-    world.passes(3)
+    world.passes(2)
     world.server.when("patch", "milvuses/status", lambda _: world.remove("milvuses", "x"))
     world.passes(2)
     assert world.troubles == []

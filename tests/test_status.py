@@ -1,5 +1,6 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
+import milvus_operator as mo
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
@@ -21,8 +22,8 @@ def test_events_tell_the_story() -> None:
     world.settle()
     conflict = (
         "NameConflict: pod x-1 already exists and has no controller, so the operator does not touch it: "
-        "create the Milvus under another name or, if nobody needs that pod, delete it "
-        "(the operator retries within 5 minutes)"
+        "delete it if nobody needs it, or create the Milvus under another name; a pod of this Milvus "
+        f"should have the labels {mo.selector_text(milvus('x'))}"
     )
     assert world.events() == [
         "Created: created pods x-0, x-1",

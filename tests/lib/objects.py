@@ -38,7 +38,7 @@ def read(milvus: Obj) -> mo.Spec:
 
 def named(milvus: Obj, objects: Iterable[Obj], start: str = "") -> dict[int, Obj]:
     """Those of the pods that have its names, by ordinal; of claims with the start `data-`."""
-    return mo.by_ordinal(objects)["ns", start + mo.name_of(milvus)]
+    return mo.by_ordinal(objects)[f"ns/{start}{mo.name_of(milvus)}"]
 
 
 def decided(
