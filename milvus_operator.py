@@ -46,7 +46,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -122,16 +122,9 @@ STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 PASSES = metrics.Counter(
     "milvus_operator_passes", "Passes by result: success or failure", ["result"]
 )
-PASS_SECONDS = metrics.Histogram(
-    "milvus_operator_pass_duration_seconds",
-    "Duration of a pass",
-    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
-)
+PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass")
 MILVUSES = metrics.Gauge(
     "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
-)
-SINCE_GOOD_PASS = metrics.Gauge(
-    "milvus_operator_seconds_since_good_pass", "Seconds since the last successful pass"
 )
 
 log = logging.getLogger("milvus_operator")
@@ -152,11 +145,11 @@ class Invalid(Exception):
 
 
 def name_of(obj: Obj) -> str:
-    return str(obj["metadata"]["name"])
+    return obj["metadata"]["name"]
 
 
 def namespace_of(obj: Obj) -> str:
-    return str(obj["metadata"]["namespace"])
+    return obj["metadata"]["namespace"]
 
 
 def full_name(obj: Obj) -> str:
@@ -164,15 +157,15 @@ def full_name(obj: Obj) -> str:
 
 
 def uid_of(obj: Obj) -> str:
-    return str(obj["metadata"]["uid"])
+    return obj["metadata"]["uid"]
 
 
 def version_of(obj: Obj) -> str:
-    return str(obj["metadata"]["resourceVersion"])
+    return obj["metadata"]["resourceVersion"]
 
 
 def generation_of(milvus: Obj) -> int:
-    return int(milvus["metadata"]["generation"])
+    return milvus["metadata"]["generation"]
 
 
 def labels_of(obj: Obj) -> Obj:
@@ -198,7 +191,7 @@ def is_ending(obj: Obj) -> bool:
 
 
 def phase_of(pod: Obj) -> str:
-    return str(pod["status"].get("phase"))
+    return pod["status"].get("phase", "Unknown")
 
 
 def is_finished(pod: Obj) -> bool:
@@ -297,11 +290,11 @@ def spec_of(milvus: Obj) -> Spec:
         settings=settings_of(template.get("milvusSpec", "")),
         template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
+    parse_quantity(spec.storage.get("size", 0))
     if not spec.image:
         raise Invalid("spec.image is required")
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
-    parse_quantity(spec.storage.get("size", 0))
     new_pod(milvus, spec, 0)  # what cannot be laid over a pod is found before anything is done
     return spec
 
@@ -344,9 +337,9 @@ def setting(name: str) -> str:
     return MILVUS_PREFIX.sub("", name, count=1).translate(NO_SEPARATORS).lower()
 
 
-def invalid(line: int, text: str) -> Invalid:
-    """An error on this line (from 0) of spec.milvusSpec, which may hold secrets: never quote it."""
-    return Invalid(f"spec.milvusSpec, line {line + 1}: {text}")
+def invalid(mark: Any, text: str) -> Invalid:
+    """An error at a mark of spec.milvusSpec, which may hold secrets: never quote it."""
+    return Invalid(f"spec.milvusSpec, line {mark.line + 1 if mark else 1}: {text}")
 
 
 def settings_of(text: str) -> dict[str, str] | None:
@@ -357,16 +350,15 @@ def settings_of(text: str) -> dict[str, str] | None:
         node = yaml.compose(text, YAML_LOADER)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
         mark = getattr(error, "problem_mark", None)
-        line = min(mark.line, text.rstrip().count("\n")) if mark else 0
-        raise invalid(line, "it is not valid YAML") from None
+        raise invalid(mark, "it is not valid YAML") from None
     if node is None:
         return {}
     if isinstance(node, yaml.MappingNode):
         return flat_settings(node)
-    if sign := re.search("[:=]", text):
-        line = text.count("\n", 0, sign.start())
+    if re.search("[:=]", text):
         advice = "write `name: value`"
-        raise invalid(line, f"this looks like a setting, but is not a YAML mapping: {advice}")
+        text = f"this looks like a setting, but is not a YAML mapping: {advice}"
+        raise invalid(node.start_mark, text)
     return None
 
 
@@ -374,53 +366,53 @@ def check_shape(text: str) -> None:
     """Check depth and anchors event by event, because the composer recurses and expands aliases."""
     depth = 0
     for event in yaml.parse(text, YAML_LOADER):
-        line = event.start_mark.line if event.start_mark else 0
+        mark = event.start_mark
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:  # an alias has one too
-            raise invalid(line, "anchors and aliases are not allowed: write the value instead")
+            raise invalid(mark, "anchors and aliases are not allowed: write the value instead")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_NESTING:
-            raise invalid(line, f"it has more than {MAX_NESTING} levels of nesting")
+            raise invalid(mark, f"it has more than {MAX_NESTING} levels of nesting")
 
 
 def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
     """The settings below a mapping node, checked. Raises Invalid."""
     settings = dict[str, str]()
-    lines = dict[str, int]()  # of each setting
-    for name, value, line in flatten(node):
+    marks = dict[str, Any]()  # of each setting
+    for name, value, mark in flatten(node):
         key = setting(name)
         if key in FIXED:
             text = f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
-            raise invalid(line, text)
-        if key in lines:
-            raise invalid(line, f"it sets the same setting as line {lines[key] + 1}")
+            raise invalid(mark, text)
+        if key in marks:
+            raise invalid(mark, f"it sets the same setting as line {marks[key].line + 1}")
         # An environment variable has a name of printable ASCII characters other than "=".
         if len(name) > MAX_SETTING or not re.fullmatch("[ -<>-~]+", name):
-            raise invalid(line, "a key must be short, printable ASCII text without =")
+            raise invalid(mark, "a key must be short, printable ASCII text without =")
         if len(settings) == MAX_SETTINGS:
-            raise invalid(line, f"there are more than {MAX_SETTINGS} settings")
+            raise invalid(mark, f"there are more than {MAX_SETTINGS} settings")
         settings[name] = value
-        lines[key] = line
+        marks[key] = mark
     return settings
 
 
-def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """Each setting below a mapping node: its dotted name, its value as written, its line."""
+def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Each setting below a mapping node: its dotted name, its value as written, its mark."""
     for key, value in node.value:
-        line = key.start_mark.line
+        mark = key.start_mark
         if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise invalid(line, "a key must be a non-empty string")
+            raise invalid(mark, "a key must be a non-empty string")
         name = prefix + key.value
         if isinstance(value, yaml.MappingNode):
             yield from flatten(value, f"{name}.")
         elif isinstance(value, yaml.ScalarNode):
-            yield name, value.value, line
+            yield name, value.value, mark
         elif all(isinstance(item, yaml.ScalarNode) for item in value.value):
-            yield name, ",".join(item.value for item in value.value), line
+            yield name, ",".join(item.value for item in value.value), mark
         else:
-            raise invalid(line, "a list may hold only scalars, not mappings or lists")
+            raise invalid(mark, "a list may hold only scalars, not mappings or lists")
 
 
 # ---------- The core: what to do and what to say; it knows no clock, network or log ----------
@@ -627,7 +619,7 @@ class BackOff(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.error is not None and self.error.is_failure
+        return self.error is not None and self.why.reason not in WAITING
 
     @property
     def refused_until(self) -> float:
@@ -641,10 +633,9 @@ OUTDATED = "its template is outdated"
 MATCHING = "the pods match the spec or are being brought in line with it"
 
 
-def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> list[Action]:
+def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
     """Everything that should be done. `pods` and `claims` are those with our names; `failed` is
     what has failed and not succeeded since."""
-    actions = []
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
         claim = claims.get(ordinal, {})
@@ -653,62 +644,56 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
         if pod and is_ending(pod):
             continue
         if is_mine and not is_desired:
-            actions.append(Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}"))
+            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif pod and is_orphan(milvus, pod):
-            actions.append(
-                Action("adopt", ordinal, pod, "it has our name and labels, but no owner")
-            )
+            yield Action("adopt", ordinal, pod, "it has our name and labels, but no owner")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
-            actions.append(Action("create", ordinal, {}))
+            yield Action("create", ordinal, {})
         elif is_mine and not is_outdated(pod, spec):
             is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
             if is_finished(pod):
-                actions.append(Action("restart", ordinal, pod, why_not_ready(pod).reason))
+                yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
             elif is_unscheduled and spec.storage and not claim:
-                actions.append(Action("restart", ordinal, pod, "its claim is gone"))
-    actions += roll(spec, members(milvus, pods), failed)
-    size = spec.storage.get("size", 0)
-    return actions + [
-        Action("grow", ordinal, claim, f"spec.storage.size is {size}")
-        for ordinal, claim in claims.items()
-        if ordinal < spec.replicas and may_grow(claim, size)
-    ]
+                yield Action("restart", ordinal, pod, "its claim is gone")
+        if is_desired and claim and may_grow(claim, spec):
+            yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
+    yield from roll(spec, members(milvus, pods), failed)
 
 
-def may_grow(claim: Obj, size: str | int) -> bool:
+def may_grow(claim: Obj, spec: Spec) -> bool:
     """Whether a claim asks for less than this, and is Bound: before that, it cannot be changed."""
     asked = claim["spec"]["resources"]["requests"]["storage"]
-    is_bound = claim["status"].get("phase") == "Bound"
-    return is_bound and not is_ending(claim) and parse_quantity(asked) < parse_quantity(size)
+    is_smaller = parse_quantity(asked) < parse_quantity(spec.storage.get("size", 0))
+    return is_smaller and claim["status"].get("phase") == "Bound" and not is_ending(claim)
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) != spec.template_hash
 
 
-def roll(spec: Spec, mine: Objs, failed: BackOffs) -> list[Action]:
+def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     """The pods to replace because their template is outdated: as a StatefulSet does, from the
     highest ordinal, and one that may serve only while all others are Ready. Unlike a StatefulSet,
-    it first replaces those that serve nobody, all at once: a roll that waits for a broken pod is
-    stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
-    desired = range(spec.replicas)
-    present = {o: mine[o] for o in reversed(desired) if o in mine and not is_ending(mine[o])}
-    outdated = [ordinal for ordinal, pod in present.items() if is_outdated(pod, spec)]
-    serving = [ordinal for ordinal in outdated if may_serve(present[ordinal])]
+    it first replaces those that serve no requests, all at once: a roll that waits for a broken pod
+    is stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
+    desired = {*range(spec.replicas)}
+    present = [o for o in sorted(mine, reverse=True) if o in desired and not is_ending(mine[o])]
+    outdated = [ordinal for ordinal in present if is_outdated(mine[ordinal], spec)]
+    serving = [ordinal for ordinal in outdated if may_serve(mine[ordinal])]
     broken = [ordinal for ordinal in outdated if ordinal not in serving]
+    for ordinal in broken:
+        yield Action("replace", ordinal, mine[ordinal], OUTDATED)
     # It does not wait for names that others hold, and for broken pods that cannot be deleted.
-    passed = {o for o in desired if failed.get(("create", o), TRY).why.reason == NAME_CONFLICT}
-    passed |= {ordinal for ordinal in broken if ("replace", ordinal) in failed}
+    skipped = {o for o in desired if failed.get(("create", o), TRY).why.reason == NAME_CONFLICT}
+    skipped |= {ordinal for ordinal in broken if ("replace", ordinal) in failed}
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    surplus = {o for o in ready - {*desired} if ("delete", o) not in failed}
-    may_go_on = not surplus and {*desired} <= ready | passed | {*serving}
+    ready_surplus = {o for o in ready - desired if ("delete", o) not in failed}
+    may_go_on = not ready_surplus and desired <= ready | skipped | {*serving}
     # Always the same pod until it is done; but what the API server refuses waits for its next try.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), TRY).refused_until)
-    actions = [Action("replace", ordinal, mine[ordinal], OUTDATED) for ordinal in broken]
     for ordinal in serving:
         is_due = may_go_on and ordinal == serving[0]
-        actions.append(Action("replace", ordinal, mine[ordinal], OUTDATED, is_due))
-    return actions
+        yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
 
 
 # --- What the status and the events say ---
@@ -728,8 +713,7 @@ def why_not_ready(pod: Obj) -> Reason:
     for kind in ("PodScheduled", "Ready"):
         condition = condition_of(pod, kind)
         if condition.get("status", "True") != "True":
-            unknown = "NotReady" if phase == "Running" else phase
-            return Reason(condition.get("reason") or unknown, condition.get("message") or "")
+            return Reason(condition.get("reason") or phase, condition.get("message") or "")
     return Reason(phase)
 
 
@@ -808,7 +792,7 @@ def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) 
         "status": str(is_true),
         "observedGeneration": generation_of(milvus),
         "lastTransitionTime": before["lastTransitionTime"] if is_same else now,
-        "reason": why.reason[:1024] or "Unknown",
+        "reason": why.reason,
         "message": why.message[:1024],
     }
 
@@ -897,31 +881,27 @@ class ApiError(Exception):
         return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
 
     @property
-    def is_failure(self) -> bool:
-        return self.why.reason not in WAITING
-
-    @property
-    def is_shared(self) -> bool:
+    def ends_visit(self) -> bool:
         """Whether the next pod of the same Milvus would meet it, too."""
         is_quota = self.why.reason == QUOTA_EXCEEDED
         return self.is_lost or is_quota or self.outage is not None
+
+    @property
+    def denial(self) -> str:
+        """Why the API server itself forbids it; what a webhook or a user says does not count."""
+        words = re.match(r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (.*)', str(self))
+        return words[1] if words and self.code == 403 else ""
 
     @property
     def why(self) -> Reason:
         """What it means for the Milvus concerned."""
         reasons = {400: INVALID, 422: INVALID, 403: FORBIDDEN}
         reason = self.own or reasons.get(self.code, API_ERROR)
-        if self.is_denied("exceeded quota: "):
+        if self.denial.startswith("exceeded quota: "):
             reason = QUOTA_EXCEEDED
-        elif self.is_denied("unable to create new content in namespace"):
+        elif self.denial.startswith("unable to create new content in namespace"):
             reason = NAMESPACE_TERMINATING
         return Reason(reason, str(self))
-
-    def is_denied(self, *causes: str) -> bool:
-        """Whether it is a 403 for one of these causes, in the API server's own words. They are at
-        the start of the message: what follows may be a user's."""
-        words = re.sub(r'^[a-z0-9.-]+(?: "[^"]*")? is forbidden: ', "", str(self))
-        return self.code == 403 and words != str(self) and words.startswith(causes)
 
 
 def api_error(error: ApiException) -> ApiError:
@@ -940,17 +920,6 @@ def unexpected(error: Exception) -> ApiError:
     places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
     text = f"unexpected {type(error).__name__}, please report this bug: {places}"
     return ApiError(500, text, "InternalError")
-
-
-def attempt(task: Callable[..., Any], *arguments: Any) -> ApiError | None:
-    """How the task failed, if it did: nothing that an object contains may end the loop."""
-    try:
-        task(*arguments)
-    except ApiError as error:
-        return error
-    except Exception as error:
-        return unexpected(error)
-    return None
 
 
 # --- The bytes of a response (skip this on a first reading) ---
@@ -1002,14 +971,6 @@ def shallow(items: bytes) -> bytes:
 
 
 IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
-POD_STATUS = (
-    "phase",
-    "reason",
-    "message",
-    "conditions",
-    "initContainerStatuses",
-    "containerStatuses",
-)
 READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
@@ -1030,7 +991,7 @@ def slim_pod(pod: Obj) -> Obj:
     metadata["labels"] = pick(labels_of(pod), IDENTIFYING)
     metadata["annotations"] = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
     metadata["ownerReferences"] = [owner] if owner else []
-    status = READY_STATUS if is_ready(pod) else pick(pod.get("status") or {}, POD_STATUS)
+    status = READY_STATUS if is_ready(pod) else pod.get("status") or {}
     return {"metadata": metadata, "status": status}
 
 
@@ -1119,27 +1080,23 @@ def without_secrets(text: str) -> str:
 
 
 # --- The requests ---
+@dataclass
 class Cluster:
     """The requests to one API server. The methods raise ApiError."""
 
-    def __init__(
-        self,
-        connect: Callable[[str | None], Connection],
-        context: str | None = None,
-        timeout: float = 30,
-        dry_run: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.connect = connect
-        self.timeout = timeout
-        self.dry_run = dry_run
-        self.clock = clock
-        self.would = " (dry run)" if dry_run else ""
+    connect: Callable[[str | None], Connection]
+    context: str | None = None
+    timeout: float = 30
+    dry_run: bool = False
+    clock: Callable[[], float] = time.monotonic
+    stopping: bool = False  # whether no write may begin
+
+    def __post_init__(self) -> None:
+        self.would = " (dry run)" if self.dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
-        self.answered = clock()  # when a request last ended
-        self.changed = clock()  # when a list last showed something new
-        self.stopping = False  # whether no write may begin
-        self.use(connect(context))
+        self.answered = self.clock()  # when a request last ended
+        self.changed = self.clock()  # when a list last showed something new
+        self.use(self.connect(self.context))
 
     def use(self, connection: Connection) -> None:
         api = connection.api
@@ -1205,12 +1162,12 @@ class Cluster:
     def outage(self, error: ApiError, asked: str) -> Outage | None:
         """What affects more than one Milvus: the credentials, or a missing permission."""
         is_webhook = str(error).startswith("admission webhook")
-        is_anonymous = error.is_denied('User "system:anonymous"')
+        is_anonymous = error.denial.startswith('User "system:anonymous"')
         if is_anonymous or (error.code == 401 and not is_webhook):
             self.is_rejected = True
             advice = "log in again, or renew the token"
             return f"{self.server} rejects the credentials", advice
-        if error.is_denied('User "', "cannot set blockOwnerDeletion"):
+        if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
             return f"not allowed to {asked}", f"{error} (see the role in deploy.yaml)"
         return None
 
@@ -1317,7 +1274,6 @@ def timestamp(precision: str = "seconds") -> str:
 # ---------- The loop: list, visit, wait ----------
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
-GRACE = 0.25  # seconds for the writes in progress at the end of a pass
 CONFLICT_DELAY = 4  # seconds of back-off after which a conflict is a failure like any other
 QUIET = 600  # seconds after which it is forgotten that a pod had ended
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
@@ -1326,6 +1282,7 @@ STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done t
 # What may back off, besides actions.
 STATUS: Key = ("status", -1)
 EVENT: Key = ("event", -1)
+VISIT: Key = ("visit", -1)  # as a whole, with an error that nobody foresaw
 
 
 @dataclass
@@ -1379,8 +1336,7 @@ class Visit:
 
     def run(self) -> None:
         """A worker's task."""
-        if error := attempt(self.serve):
-            self.record(STATUS, error)
+        self.write(VISIT, self.serve)
 
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
@@ -1396,7 +1352,7 @@ class Visit:
                 self.this.left += 1
                 break
             error = self.write(action.key, self.carry_out, action)
-            if error and error.is_shared:  # what is left is tried in the next pass
+            if error and error.ends_visit:  # what is left is tried in the next pass
                 break
         else:
             is_complete = True
@@ -1414,25 +1370,29 @@ class Visit:
     def plan(self) -> list[Action]:
         """Read the spec and decide. What has failed before comes last."""
         memory = self.memory
-        todo = {STATUS, EVENT}
+        todo = {STATUS, EVENT, VISIT}
         if memory.generation != generation_of(self.milvus):
             memory.generation = generation_of(self.milvus)
             memory.back_offs = {key: memory.back_offs[key] for key in todo & {*memory.back_offs}}
         actions = []
         try:
             self.spec = spec_of(self.milvus)
-            actions = decide(self.milvus, self.spec, self.pods, self.claims, memory.back_offs)
+            failed = memory.back_offs
+            actions = [*decide(self.milvus, self.spec, self.pods, self.claims, failed)]
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
         todo |= {action.key for action in actions}
-        recent = self.this.listed - QUIET
         memory.back_offs = {
             key: back_off
             for key, back_off in memory.back_offs.items()
-            if (key in todo if back_off.error else recent < back_off.until - back_off.delay)
+            if (
+                key in todo
+                if back_off.error
+                else self.this.listed < back_off.until - back_off.delay + QUIET
+            )
         }
         return sorted(actions, key=lambda action: action.key in memory.back_offs)
 
@@ -1490,7 +1450,15 @@ class Visit:
         return True
 
     def write(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
-        error = attempt(task, *arguments)
+        """Record how the task failed, if it did: nothing that an object contains may end the
+        loop."""
+        error = None
+        try:
+            task(*arguments)
+        except ApiError as failed:
+            error = failed
+        except Exception as failed:
+            error = unexpected(failed)
         self.record(key, error)
         return error
 
@@ -1513,12 +1481,12 @@ class Visit:
             self.memory.accepted = ""
             error.own = PENDING if is_stale else error.own
             self.this.left += is_stale or error.is_lost
-            if key == STATUS and error.is_failure:
-                self.memory.state = "failed"
-                if not (error.outage or before.is_failure):
-                    name = full_name(self.milvus)
-                    log.warning("milvus %s: the status cannot be written: %s", name, error)
         back_offs[key] = BackOff(until, delay, error)
+        if error and key in (STATUS, VISIT) and back_offs[key].is_failure:
+            self.memory.state = "failed"
+            if not (error.outage or before.is_failure):
+                name = full_name(self.milvus)
+                log.warning("milvus %s: the status cannot be written: %s", name, error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
         """Say something in the log, and in an event later."""
@@ -1565,27 +1533,26 @@ class Visit:
             del news[0]
 
 
+@dataclass
 class Operator:
     """Manages Milvus resources: `run()` forever, `run_once()`, or a single `run_pass()`."""
 
-    def __init__(
-        self, cluster: Cluster, namespaces: Iterable[str | None], interval: float, workers: int
-    ) -> None:
-        self.cluster = cluster
-        self.clock = cluster.clock
-        self.interval = interval
-        self.namespaces = list(namespaces)
+    cluster: Cluster
+    namespaces: Sequence[str | None]  # None: all
+    interval: float  # seconds
+    workers: int
+
+    def __post_init__(self) -> None:
+        self.clock = self.cluster.clock
         # What has failed may hang the next time: it gets a quarter of the workers at most.
-        quarter = max(1, workers // 4)
-        self.workers = ThreadPoolExecutor(max(1, workers - quarter))
-        self.second_tries = ThreadPoolExecutor(quarter) if workers > 1 else self.workers
+        quarter = max(1, self.workers // 4)
+        self.pool = ThreadPoolExecutor(max(1, self.workers - quarter))
+        self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.pool
         self.tasks: dict[Future[None], str] = {}  # of the workers; the UID of the Milvus
         self.memories: dict[str, Memory] = {}  # by the UID of the Milvus
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
-        self.good = self.clock()  # when the last good pass ended
-        SINCE_GOOD_PASS.set_function(lambda: self.clock() - self.good)
 
     def is_alive(self) -> bool:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
@@ -1617,8 +1584,8 @@ class Operator:
             self.cluster.renew()
             first_tries = []
             for visit in self.observe(this):
-                has_failed = any(b.is_failure for b in visit.memory.back_offs.values())
-                pool = self.second_tries if has_failed else self.workers
+                has_failed = any(b.error for b in visit.memory.back_offs.values())
+                pool = self.second_tries if has_failed else self.pool
                 task = pool.submit(visit.run)
                 self.tasks[task] = uid_of(visit.milvus)
                 first_tries += [] if has_failed else [task]
@@ -1702,7 +1669,7 @@ class Operator:
     def wait(self, this: Pass, first_tries: list[Future[None]]) -> None:
         """Wait until all is done or the time is over, but for second tries, which may hang, only
         until the next pass is due. Then take back what no worker has begun."""
-        concurrent.futures.wait(first_tries, this.deadline + GRACE - self.clock())
+        concurrent.futures.wait(first_tries, this.deadline - self.clock())
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
         this.left += sum(task.cancel() or not task.done() for task in self.tasks)
@@ -1724,8 +1691,6 @@ class Operator:
         total = f"{len(memories)} Milvus resource(s){self.cluster.would}"
         level = logging.INFO if done else logging.DEBUG
         log.log(level, "pass over %s: %s, %.2f s", total, done or "nothing to do", seconds)
-        if not this.outages:
-            self.good = self.clock()
         PASSES.labels("failure" if this.outages else "success").inc()
         PASS_SECONDS.observe(seconds)
         for state in STATES:
@@ -1775,18 +1740,9 @@ def serve_health(operator: Operator, port: int) -> None:
 
 
 def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
-    """A number of seconds: greater than 0, and no longer than a clock can wait."""
-    if not 0 < value < math.inf:
-        raise click.BadParameter("must be a number of seconds greater than 0")
-    return min(value, 1e8)
-
-
-def split_names(
-    context: click.Context, option: click.Parameter, value: tuple[str, ...]
-) -> list[str]:
-    """OLM joins the names by commas."""
-    names = [name for text in value for name in text.split(",") if name]
-    return list(dict.fromkeys(names))
+    if not 0 < value <= 1e8:  # what a clock can wait for; neither `inf` nor `nan`
+        raise click.BadParameter("must be a number of seconds greater than 0, at most 1e8")
+    return value
 
 
 def text_line(record: logging.LogRecord) -> str:
@@ -1836,18 +1792,13 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "auto_envvar_prefix": "MILVUS_OPERATOR",
-        "max_content_width": 100,
         "show_default": True,
     }
 )
 @click.option(
     "-n",
     "--namespace",
-    "namespaces",
-    metavar="NS",
     multiple=True,
-    callback=split_names,
-    envvar="MILVUS_OPERATOR_NAMESPACE",
     help="Namespace to manage; can be repeated. Default: the namespace of the kubeconfig's context "
     "or, in a pod, the pod's own.",
 )
@@ -1855,8 +1806,7 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=float,
-    default=5,
+    default=5.0,
     callback=seconds,
     help="Seconds between the starts of two passes while nothing changes; after a change, the next "
     "pass comes sooner.",
@@ -1873,28 +1823,23 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
     is_flag=True,
     help="Log what would be done; write nothing. Needs the same permissions.",
 )
-@click.option(
-    "--kubeconfig", metavar="PATH", help="The kubeconfig file. Default: as kubectl finds it."
-)
-@click.option("--context", metavar="NAME", help="The kubeconfig context. Default: the current one.")
+@click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
+@click.option("--context", help="The kubeconfig context. Default: the current one.")
 @click.option(
     "--timeout",
     metavar="SECONDS",
-    type=float,
-    default=30,
+    default=30.0,
     callback=seconds,
     help="Timeout for connecting to the API server, and for each read of a response.",
 )
 @click.option(
     "--workers",
-    metavar="N",
     type=click.IntRange(1, 256),
     default=16,
     help="Maximum number of concurrent writes.",
 )
 @click.option(
     "--health-port",
-    metavar="PORT",
     type=click.IntRange(1, 65535),
     help="Serve /healthz, /readyz and /metrics on this port.",
 )
@@ -1907,7 +1852,7 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
-    namespaces: list[str],
+    namespace: tuple[str, ...],
     all_namespaces: bool,
     once: bool,
     health_port: int | None,
@@ -1924,7 +1869,9 @@ def main(
     Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
     MILVUS_OPERATOR_INTERVAL=10.
     """
-    if namespaces and all_namespaces:
+    names = ",".join(namespace).split(",")  # OLM joins them by commas, too
+    managed: list[str | None] = [name for name in dict.fromkeys(names) if name]
+    if managed and all_namespaces:
         text = "-A/--all-namespaces cannot be combined with -n/--namespace"
         raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
     start_log(options.pop("verbose"), options.pop("log_format"))
@@ -1932,9 +1879,9 @@ def main(
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
     cluster = Cluster(functools.partial(connect, kubeconfig, workers), **options)
-    everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # OLM: empty for all
-    default = None if everywhere else cluster.connection.namespace
-    managed: list[str | None] = [*namespaces] or [default]
+    if not managed:
+        everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # empty: all
+        managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
     where = ", ".join(map(place, managed))
     what = f"{where}, every {interval:g} s, server {cluster.server}{cluster.would}"

@@ -50,7 +50,7 @@ def test_every_option_reads_its_environment_variable(monkeypatch: pytest.MonkeyP
         name, _, value = setting.partition("=")
         monkeypatch.setenv(f"MILVUS_OPERATOR_{name}", value)
     assert mo.main.make_context("milvus_operator.py", []).params == {
-        "namespaces": ["a", "b"], "all_namespaces": True, "interval": 7, "once": True,
+        "namespace": ("a", "b"), "all_namespaces": True, "interval": 7, "once": True,
         "dry_run": True, "kubeconfig": "/a", "context": "b", "timeout": 8, "workers": 9,
         "health_port": 10, "log_format": "json", "verbose": True,
     }  # fmt: skip

@@ -154,7 +154,7 @@ def test_admission_may_add_labels_and_remove_the_index() -> None:
         *((milvus(image=none), "spec.image is required") for none in (None, "")),
         ({"metadata": milvus()["metadata"]}, "the spec is missing"),
         *((milvus(replicas=wrong), "spec.replicas ") for wrong in (-1, 1001)),
-        (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 1: it is not valid YAML"),
+        (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 2: it is not valid YAML"),  # its end
     ],
 )
 def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:

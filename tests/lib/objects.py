@@ -48,7 +48,7 @@ def decided(
     failed: mo.BackOffs = MappingProxyType({}),
 ) -> list[mo.Action]:
     stored = named(milvus, claims, "data-")
-    return mo.decide(milvus, read(milvus), named(milvus, pods), stored, failed)
+    return [*mo.decide(milvus, read(milvus), named(milvus, pods), stored, failed)]
 
 
 def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProxyType({})) -> Obj:
