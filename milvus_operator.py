@@ -102,12 +102,10 @@ NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
-# Reasons of the Ready condition: what is waited for, which is no failure.
-PENDING = "Pending"
-NAMESPACE_TERMINATING = "NamespaceTerminating"
-WAITING = {PENDING, NAMESPACE_TERMINATING}
+PENDING = "Pending"  # of the Ready condition: something is waited for, which is no failure
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
-PASSING = WAITING | {
+PASSING = {
+    PENDING,
     "Creating",
     "Waiting",
     "ContainerCreating",
@@ -452,7 +450,7 @@ def owner_reference(milvus: Obj) -> Obj:
 # --- The pod, and its claim ---
 def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
-    metadata = spec.pod.get("metadata") or {}
+    metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
     volume: Obj = {"name": "data", "emptyDir": {}}
     if spec.storage:
         claim = {"claimName": claim_name(milvus, ordinal)}
@@ -467,18 +465,17 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "subdomain": name_of(milvus),
         "volumes": [volume],
     }
-    labels = selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)}
-    annotations = {TEMPLATE_HASH: spec.template_hash}
+    ours = {
+        "name": pod_name(milvus, ordinal),
+        "namespace": namespace_of(milvus),
+        "labels": selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)},
+        "annotations": {TEMPLATE_HASH: spec.template_hash},
+        "ownerReferences": [owner_reference(milvus)],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": pod_name(milvus, ordinal),
-            "namespace": namespace_of(milvus),
-            "labels": (metadata.get("labels") or {}) | labels,
-            "annotations": (metadata.get("annotations") or {}) | annotations,
-            "ownerReferences": [owner_reference(milvus)],
-        },
+        "metadata": overlay(metadata, ours),
         "spec": overlay(generated, spec.pod.get("spec") or {}),
     }
 
@@ -619,7 +616,7 @@ class BackOff(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.error is not None and self.why.reason not in WAITING
+        return self.error is not None and self.why.reason != PENDING
 
     @property
     def refused_until(self) -> float:
@@ -748,7 +745,7 @@ def reconciliation(milvus: Obj, spec: Spec, problems: Problems) -> Reason:
         reason, message = problems[ordinal]
         if reason == API_ERROR:
             message = f"pod {pod_name(milvus, ordinal)}: {message}"
-        if reason not in WAITING:
+        if reason != PENDING:
             return Reason(reason, message)
     if spec.settings is None:
         return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
@@ -900,7 +897,7 @@ class ApiError(Exception):
         if self.denial.startswith("exceeded quota: "):
             reason = QUOTA_EXCEEDED
         elif self.denial.startswith("unable to create new content in namespace"):
-            reason = NAMESPACE_TERMINATING
+            reason = PENDING
         return Reason(reason, str(self))
 
 
@@ -1161,9 +1158,8 @@ class Cluster:
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
         """What affects more than one Milvus: the credentials, or a missing permission."""
-        is_webhook = str(error).startswith("admission webhook")
         is_anonymous = error.denial.startswith('User "system:anonymous"')
-        if is_anonymous or (error.code == 401 and not is_webhook):
+        if is_anonymous or str(error) == "Unauthorized":
             self.is_rejected = True
             advice = "log in again, or renew the token"
             return f"{self.server} rejects the credentials", advice
@@ -1473,13 +1469,14 @@ class Visit:
         is_long = error is None or error.why.reason in STALLED
         first, most = (10, 300) if is_long else (1, 30)
         delay = min(max(first, 2 * before.delay), most)
-        until = self.cluster.clock()
-        is_stale = error is not None and error.is_conflict and delay <= CONFLICT_DELAY
-        if not is_stale:  # otherwise, the next pass knows better
-            until += math.inf if self.this.is_once else delay
+        now = self.cluster.clock()
+        until = math.inf if self.this.is_once else now + delay
         if error:
             self.memory.accepted = ""
-            error.own = PENDING if is_stale else error.own
+            is_stale = error.is_conflict and delay <= CONFLICT_DELAY
+            if is_stale:
+                error.own = PENDING
+                until = now
             self.this.left += is_stale or error.is_lost
         back_offs[key] = BackOff(until, delay, error)
         if error and key in (STATUS, VISIT) and back_offs[key].is_failure:
@@ -1752,9 +1749,9 @@ def text_line(record: logging.LogRecord) -> str:
 
 
 def json_line(record: logging.LogRecord) -> str:
-    fields = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
-    fields["message"] = record.getMessage()
-    return json.dumps(fields)
+    message = record.getMessage()
+    at = timestamp("milliseconds")
+    return json.dumps({"timestamp": at, "level": record.levelname, "message": message})
 
 
 def start_log(verbose: bool, log_format: str) -> None:
@@ -1763,7 +1760,6 @@ def start_log(verbose: bool, log_format: str) -> None:
     handler.format = json_line if log_format == "json" else text_line  # type: ignore[method-assign]
     log.addHandler(handler)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
-    log.propagate = False
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
@@ -1883,10 +1879,10 @@ def main(
         everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # empty: all
         managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
-    where = ", ".join(map(place, managed))
-    what = f"{where}, every {interval:g} s, server {cluster.server}{cluster.would}"
+    what = f"every {interval:g} s, server {cluster.server}{cluster.would}"
     try:
-        log.info("%s %s: %s", MANAGER, __version__, what)
+        places = ", ".join(map(place, managed))
+        log.info("%s %s: %s, %s", MANAGER, __version__, places, what)
         if health_port:
             serve_health(operator, health_port)
         code = run_until_signal(operator, operator.run_once if once else operator.run)
