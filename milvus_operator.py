@@ -739,14 +739,11 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
     return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
 
-def reconciliation(milvus: Obj, spec: Spec, problems: Problems) -> Reason:
+def reconciliation(spec: Spec, problems: Problems) -> Reason:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for ordinal in sorted(problems):
-        reason, message = problems[ordinal]
-        if reason == API_ERROR:
-            message = f"pod {pod_name(milvus, ordinal)}: {message}"
-        if reason != PENDING:
-            return Reason(reason, message)
+        if problems[ordinal].reason != PENDING:
+            return problems[ordinal]
     if spec.settings is None:
         return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Reason(RECONCILED, MATCHING)
@@ -757,7 +754,7 @@ def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str)
     mine = members(milvus, pods)
     present = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
     ready = readiness(milvus, spec, mine, problems)
-    reconciled = reconciliation(milvus, spec, problems)
+    reconciled = reconciliation(spec, problems)
     if spec.invalid:
         ready = reconciled = Reason(INVALID, spec.invalid)
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
@@ -823,9 +820,8 @@ DONE = {
 
 def sentence(verb: str, names: list[str], reason: str) -> str:
     """What has been done to these pods or claims, for the log and for an event."""
-    text = f"{DONE[verb]} {names[0]}"
-    if len(names) > 1:
-        text = f"{DONE[verb]}s {', '.join(names)}"
+    plural = "s" if len(names) > 1 else ""
+    text = f"{DONE[verb]}{plural} {', '.join(names)}"
     return f"{text}: {reason}" if reason else text
 
 
@@ -1287,7 +1283,6 @@ class Memory:
 
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
-    accepted: str = ""  # the template hash that the API server has accepted (it is asked again)
     settled: tuple[str, ...] = ()  # its versions when nothing was left to do (one more visit)
     wake: float = 0  # when it is visited in any case; also its turn (it waits in another order)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
@@ -1399,21 +1394,22 @@ class Visit:
         cluster = self.cluster
         ordinal = action.ordinal
         name = pod_name(self.milvus, ordinal)
-        has_lost_claim = action.verb == "restart" and not is_finished(action.obj)
-        if has_lost_claim and not self.create_claim(ordinal):
-            return  # there is one, without our label, or claims cannot be listed
-        if action.verb == "replace" and self.memory.accepted != self.spec.template_hash:
-            cluster.check(new_pod(self.milvus, self.spec, 0))
-            self.memory.accepted = self.spec.template_hash
-        if action.verb == "create":
-            self.create(ordinal)
-        elif action.verb == "adopt":
-            cluster.adopt(self.milvus, action.obj)
-        elif action.verb == "grow":
-            name = name_of(action.obj)
-            cluster.grow(action.obj, self.spec.storage["size"])
-        else:
-            cluster.delete(action.obj)
+        match action.verb:
+            case "create":
+                self.create(ordinal)
+            case "adopt":
+                cluster.adopt(self.milvus, action.obj)
+            case "grow":
+                name = name_of(action.obj)
+                cluster.grow(action.obj, self.spec.storage["size"])
+            case "restart" if not is_finished(action.obj) and not self.create_claim(ordinal):
+                return  # its claim is there, without our label, or claims cannot be listed
+            case "replace":
+                # Of the first ordinal, so that all are refused with the same words.
+                cluster.check(new_pod(self.milvus, self.spec, 0))
+                cluster.delete(action.obj)
+            case _:
+                cluster.delete(action.obj)
         self.done[action.verb, action.reason].append(name)
 
     def create(self, ordinal: int) -> None:
@@ -1428,10 +1424,9 @@ class Visit:
                 raise
             why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             before = self.memory.back_offs.get(("create", ordinal), TRY)
-            if before.error and before.why.reason == INVALID and why.reason == NAME_CONFLICT:
+            if before.error and (before.why.reason, why.reason) == (INVALID, NAME_CONFLICT):
                 raise before.error from None  # admission has changed it when it was created
             raise ApiError(403, why.message, own=why.reason) from None
-        self.memory.accepted = self.spec.template_hash
 
     def create_claim(self, ordinal: int) -> bool:
         """Make sure that a claim exists; returns whether it was created."""
@@ -1472,7 +1467,6 @@ class Visit:
         now = self.cluster.clock()
         until = math.inf if self.this.is_once else now + delay
         if error:
-            self.memory.accepted = ""
             is_stale = error.is_conflict and delay <= CONFLICT_DELAY
             if is_stale:
                 error.own = PENDING
@@ -1654,11 +1648,10 @@ class Operator:
             return self.cluster.list_all(namespace, resource, *how)
         except ApiError as error:
             what = f"cannot list {resource.name} in {place(namespace)}"
-            text = str(error)
             if error.code == 0:
                 what = f"requests to {self.cluster.server} fail"
-            elif error.code == 404:
-                text = f"{text} (install the CRD with `kubectl apply -f crd.yaml`)"
+            advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
+            text = f"{error}{advice if error.code == 404 else ''}"
             this.unlisted += 1
             this.outages |= [error.outage or (what, text)]
             return None

@@ -212,7 +212,7 @@ def test_a_webhook_that_denies_a_milvus_with_code_401_does_not_reject_the_creden
     assert world.pods() == ["y-0"]
     assert metric("passes_total", result="success") == good + 4
     assert metric("passes_total", result="failure") == bad
-    assert world.troubles == [f"milvus test/x: pod x-0: {denial}"]
+    assert world.troubles == [f"milvus test/x: {denial}"]
 
 
 @pytest.mark.parametrize(
