@@ -107,7 +107,6 @@ PENDING = "Pending"  # of the Ready condition: something is waited for, which is
 PASSING = {
     PENDING,
     "Creating",
-    "Waiting",
     "ContainerCreating",
     "PodInitializing",
     "ContainersNotReady",  # they run, and may still be starting
@@ -215,7 +214,7 @@ def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or just cannot say so: if a node falls silent, the node controller sets
     the pod's condition to False, but leaves its containers ready."""
     containers = pod["status"].get("containerStatuses") or [{}]
-    return is_ready(pod) or (not is_finished(pod) and all(c.get("ready") for c in containers))
+    return is_ready(pod) or all(container.get("ready") for container in containers)
 
 
 def mapping(value: Any) -> Obj:
@@ -289,8 +288,6 @@ def spec_of(milvus: Obj) -> Spec:
         template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
     parse_quantity(spec.storage.get("size", 0))
-    if not spec.image:
-        raise Invalid("spec.image is required")
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     new_pod(milvus, spec, 0)  # what cannot be laid over a pod is found before anything is done
@@ -367,10 +364,8 @@ def check_shape(text: str) -> None:
         mark = event.start_mark
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:  # an alias has one too
             raise invalid(mark, "anchors and aliases are not allowed: write the value instead")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
             raise invalid(mark, f"it has more than {MAX_NESTING} levels of nesting")
 
@@ -565,7 +560,7 @@ def members(milvus: Obj, pods: Objs) -> Objs:
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
     """Whether a pod with a name of ours has our labels, but has lost its owner, as after
     `kubectl delete --cascade=orphan`."""
-    return has_labels(milvus, pod) and not controller_of(pod) and not is_ending(pod)
+    return has_labels(milvus, pod) and not controller_of(pod)
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
@@ -876,8 +871,7 @@ class ApiError(Exception):
     @property
     def ends_visit(self) -> bool:
         """Whether the next pod of the same Milvus would meet it, too."""
-        is_quota = self.why.reason == QUOTA_EXCEEDED
-        return self.is_lost or is_quota or self.outage is not None
+        return self.is_lost or self.outage is not None or self.why.reason == QUOTA_EXCEEDED
 
     @property
     def denial(self) -> str:
@@ -980,19 +974,16 @@ def slim_pod(pod: Obj) -> Obj:
     """The parts of a pod that are used here: about a fifth, because all pods are kept in memory.
     What a Ready pod says of itself is not used: all of them share one status."""
     metadata = pick(pod["metadata"], IDENTITY)
-    owner = controller_of(pod)
     metadata["labels"] = pick(labels_of(pod), IDENTIFYING)
-    metadata["annotations"] = pick(pod["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
-    metadata["ownerReferences"] = [owner] if owner else []
+    metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(pod)}
+    metadata["ownerReferences"] = [controller_of(pod)]
     status = READY_STATUS if is_ready(pod) else pod.get("status") or {}
     return {"metadata": metadata, "status": status}
 
 
 def slim_claim(claim: Obj) -> Obj:
     """The parts of a claim that are used here."""
-    spec = pick(claim["spec"], ["resources"])
-    status = pick(claim["status"], ["phase"])
-    return {"metadata": pick(claim["metadata"], IDENTITY), "spec": spec, "status": status}
+    return {"metadata": pick(claim["metadata"], IDENTITY)} | pick(claim, ("spec", "status"))
 
 
 # --- The connection ---
@@ -1321,8 +1312,8 @@ class Visit:
         return tuple(map(version_of, (self.milvus, *self.pods.values(), *self.claims.values())))
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether something has changed, or it is time to look again."""
+    def is_due(self) -> bool:
+        """Whether something has changed, or was left to do."""
         return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
 
     def run(self) -> None:
@@ -1422,10 +1413,10 @@ class Visit:
         except ApiError as error:
             if error.reason != EXISTS:
                 raise
-            why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             before = self.memory.back_offs.get(("create", ordinal), TRY)
-            if before.error and (before.why.reason, why.reason) == (INVALID, NAME_CONFLICT):
+            if before.error and before.why.reason == INVALID:
                 raise before.error from None  # admission has changed it when it was created
+            why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             raise ApiError(403, why.message, own=why.reason) from None
 
     def create_claim(self, ordinal: int) -> bool:
@@ -1501,7 +1492,7 @@ class Visit:
         memory.state = "ready" if ready["status"] == "True" else "progressing"
         if reconciled["status"] == "False":
             memory.state = "failed"
-        if status.items() <= mapping(self.milvus.get("status")).items():
+        if status.items() <= self.milvus.get("status", {}).items():
             memory.back_offs.pop(STATUS, None)
             return
         if self.write(STATUS, self.cluster.patch_status, self.milvus, status):
@@ -1619,8 +1610,8 @@ class Operator:
         self.is_ready |= not this.unlisted
         known = self.memories if this.unlisted else {}
         self.memories = known | {uid_of(visit.milvus): visit.memory for visit in visits}
-        visits = [v for v in visits if v.is_wanted and uid_of(v.milvus) not in busy]
-        return sorted(visits, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
+        due = [visit for visit in visits if visit.is_due and uid_of(visit.milvus) not in busy]
+        return sorted(due, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
 
     def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
         """List a namespace, or all. Returns a visit for each Milvus."""

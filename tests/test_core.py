@@ -151,7 +151,6 @@ def test_admission_may_add_labels_and_remove_the_index() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        *((milvus(image=none), "spec.image is required") for none in (None, "")),
         ({"metadata": milvus()["metadata"]}, "the spec is missing"),
         *((milvus(replicas=wrong), "spec.replicas ") for wrong in (-1, 1001)),
         (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 2: it is not valid YAML"),  # its end
