@@ -296,9 +296,8 @@ def spec_of(milvus: Obj) -> Spec:
 
 def new_container(image: str, settings: dict[str, str]) -> Obj:
     """A standalone Milvus server with these settings. It has five minutes to start."""
-    metrics_port = PORTS["metrics"]
-    healthz = {"httpGet": {"path": "/healthz", "port": metrics_port}, "timeoutSeconds": 5}
-    alive = {"tcpSocket": {"port": metrics_port}, "timeoutSeconds": 5}
+    port = PORTS["metrics"]
+    healthz = {"httpGet": {"path": "/healthz", "port": port}, "timeoutSeconds": 5}
     return {
         "name": CONTAINER,
         "image": image,
@@ -307,7 +306,7 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
         "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
-        "livenessProbe": alive | {"periodSeconds": 15},
+        "livenessProbe": {"tcpSocket": {"port": port}, "timeoutSeconds": 5, "periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "data", "mountPath": DATA}],
@@ -318,18 +317,18 @@ def environment(settings: dict[str, str]) -> list[Obj]:
     """The variables: the user's settings, and our defaults for the others."""
     theirs = {setting(name) for name in settings}
     defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
-    variables = defaults | settings
-    # Kubernetes reads $$ as one $.
-    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
+    return [
+        {"name": name, "value": value.replace("$", "$$")}  # Kubernetes reads $$ as one $
+        for name, value in (defaults | settings).items()
+    ]
 
 
 MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
-NO_SEPARATORS = str.maketrans("", "", "_./")
 
 
 def setting(name: str) -> str:
     """The setting that Milvus reads from a variable: PROXY_PORT and milvus.proxy.port are one."""
-    return MILVUS_PREFIX.sub("", name, count=1).translate(NO_SEPARATORS).lower()
+    return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name, count=1)).lower()
 
 
 def invalid(mark: Any, text: str) -> Invalid:
@@ -351,9 +350,7 @@ def settings_of(text: str) -> dict[str, str] | None:
     if isinstance(node, yaml.MappingNode):
         return flat_settings(node)
     if re.search("[:=]", text):
-        advice = "write `name: value`"
-        text = f"this looks like a setting, but is not a YAML mapping: {advice}"
-        raise invalid(node.start_mark, text)
+        raise invalid(node.start_mark, "it is not a YAML mapping: write `name: value`")
     return None
 
 
@@ -610,10 +607,6 @@ class BackOff(NamedTuple):
         return self.error.why if self.error else Reason("")
 
     @property
-    def is_failure(self) -> bool:
-        return self.error is not None and self.why.reason != PENDING
-
-    @property
     def refused_until(self) -> float:
         is_refused = self.error is not None and not self.error.is_lost
         return self.until if is_refused else -math.inf
@@ -628,10 +621,11 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
     """Everything that should be done. `pods` and `claims` are those with our names; `failed` is
     what has failed and not succeeded since."""
+    mine = members(milvus, pods)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
         claim = claims.get(ordinal, {})
-        is_mine = pod and owner_uid(pod) == uid_of(milvus)
+        is_mine = ordinal in mine
         is_desired = ordinal < spec.replicas
         if pod and is_ending(pod):
             continue
@@ -649,7 +643,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
                 yield Action("restart", ordinal, pod, "its claim is gone")
         if is_desired and claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
-    yield from roll(spec, members(milvus, pods), failed)
+    yield from roll(spec, mine, failed)
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
@@ -729,8 +723,6 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
     lasting = [ordinal for ordinal in unready if unready[ordinal].reason not in PASSING]
     ordinal = [*lasting, *unready][0]
     reason, message = unready[ordinal]
-    if reason == "Ready":  # whatever a pod says of itself
-        reason = "NotReady"
     return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
 
@@ -1133,7 +1125,7 @@ class Cluster:
             return body
         except ApiException as error:
             failed = api_error(error)
-            self.is_rejected |= failed.code == 0  # the client says so of TLS
+            self.is_rejected |= not error.status  # the client says so of TLS
         except (urllib3.exceptions.HTTPError, OSError) as error:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
@@ -1205,9 +1197,9 @@ class Cluster:
     def check(self, pod: Obj) -> None:
         """Ask by a dry run, under another name, whether the API server would accept such a pod.
         A taken name and an exceeded quota do not count: the old pod will make room."""
-        metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
+        renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
         try:
-            self.create(pod | {"metadata": metadata}, dry_run="All")
+            self.create(renamed, dry_run="All")
         except ApiError as error:
             if error.reason != EXISTS and error.why.reason != QUOTA_EXCEEDED:
                 raise
@@ -1228,21 +1220,19 @@ class Cluster:
         being deleted and lets go of its pods."""
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
-        owned = pod | {"metadata": pod["metadata"] | metadata}
         patch = {"metadata": metadata}
-        self.expect(owned, self.request("patch", self.pods, pod, body=patch))
+        self.expect(overlay(pod, patch), self.request("patch", self.pods, pod, body=patch))
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
         """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
         body = {"metadata": {"resourceVersion": version_of(milvus)}, "status": status}
         merge = "application/merge-patch+json"  # custom resources reject the client's default
-        resource = self.milvuses.status
-        self.request("patch", resource, milvus, body=body, content_type=merge)
+        self.request("patch", self.milvuses.status, milvus, body=body, content_type=merge)
 
     def create_event(self, event: Obj) -> None:
-        reporter = {"reportingInstance": socket.gethostname()}  # the pod's name, in a cluster
-        body = event | reporter | {"eventTime": timestamp("microseconds")}
-        self.request("create", self.events, event, body=body)
+        """Create an event now, from this host; in a cluster, its name is the pod's."""
+        here = {"reportingInstance": socket.gethostname(), "eventTime": timestamp("microseconds")}
+        self.request("create", self.events, event, body=event | here)
 
 
 def place(namespace: str | None) -> str:
@@ -1316,15 +1306,10 @@ class Visit:
         """Whether something has changed, or was left to do."""
         return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
 
-    def run(self) -> None:
-        """A worker's task."""
-        self.write(VISIT, self.serve)
-
     def serve(self) -> None:
         """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
         its status and events."""
         memory = self.memory
-        dry_run = self.cluster.dry_run
         memory.settled = ()
         is_complete = False
         for action in self.plan():
@@ -1341,12 +1326,15 @@ class Visit:
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        if not self.done or dry_run:  # else the next pass sees what came of it
+        is_last = not self.done or self.cluster.dry_run  # else the next pass sees what came of it
+        if is_last:
             self.write_status()
             self.write_events()
-        untils = [back_off.until for back_off in memory.back_offs.values()]
-        memory.wake = min((u for u in untils if u >= self.this.listed), default=math.inf)
-        if is_complete and (dry_run or not self.done):
+        memory.wake = min(
+            (b.until for b in memory.back_offs.values() if b.until >= self.this.listed),
+            default=math.inf,
+        )
+        if is_complete and is_last:
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
@@ -1359,8 +1347,7 @@ class Visit:
         actions = []
         try:
             self.spec = spec_of(self.milvus)
-            failed = memory.back_offs
-            actions = [*decide(self.milvus, self.spec, self.pods, self.claims, failed)]
+            actions = [*decide(self.milvus, self.spec, self.pods, self.claims, memory.back_offs)]
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:
@@ -1464,9 +1451,9 @@ class Visit:
                 until = now
             self.this.left += is_stale or error.is_lost
         back_offs[key] = BackOff(until, delay, error)
-        if error and key in (STATUS, VISIT) and back_offs[key].is_failure:
+        if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
-            if not (error.outage or before.is_failure):
+            if not error.outage and before.why.reason in ("", PENDING):  # else it has been said
                 name = full_name(self.milvus)
                 log.warning("milvus %s: the status cannot be written: %s", name, error)
 
@@ -1530,7 +1517,7 @@ class Operator:
         quarter = max(1, self.workers // 4)
         self.pool = ThreadPoolExecutor(max(1, self.workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.pool
-        self.tasks: dict[Future[None], str] = {}  # of the workers; the UID of the Milvus
+        self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
         self.memories: dict[str, Memory] = {}  # by the UID of the Milvus
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
@@ -1546,8 +1533,7 @@ class Operator:
         while not self.cluster.stopping:
             this = self.run_pass()
             gc.collect()
-            due = this.started + self.next_pass(this)
-            time.sleep(max(0, due - self.clock()))
+            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
         return True
 
     def run_once(self) -> bool:
@@ -1557,7 +1543,7 @@ class Operator:
             if not this.left and not {*this.outcomes} - {STATUS_UPDATED}:
                 break
         failed = any(memory.state == "failed" for memory in self.memories.values())
-        return not failed and not this.unlisted
+        return not (failed or this.unlisted)
 
     def run_pass(self, is_once: bool = False) -> Pass:
         """List everything, visit each Milvus that has something to do, wait, and report."""
@@ -1568,7 +1554,7 @@ class Operator:
             for visit in self.observe(this):
                 has_failed = any(b.error for b in visit.memory.back_offs.values())
                 pool = self.second_tries if has_failed else self.pool
-                task = pool.submit(visit.run)
+                task = pool.submit(visit.write, VISIT, visit.serve)
                 self.tasks[task] = uid_of(visit.milvus)
                 first_tries += [] if has_failed else [task]
             self.wait(this, first_tries)
@@ -1647,7 +1633,7 @@ class Operator:
             this.outages |= [error.outage or (what, text)]
             return None
 
-    def wait(self, this: Pass, first_tries: list[Future[None]]) -> None:
+    def wait(self, this: Pass, first_tries: list[Future[Any]]) -> None:
         """Wait until all is done or the time is over, but for second tries, which may hang, only
         until the next pass is due. Then take back what no worker has begun."""
         concurrent.futures.wait(first_tries, this.deadline - self.clock())
@@ -1852,8 +1838,7 @@ def main(
     names = ",".join(namespace).split(",")  # OLM joins them by commas, too
     managed: list[str | None] = [name for name in dict.fromkeys(names) if name]
     if managed and all_namespaces:
-        text = "-A/--all-namespaces cannot be combined with -n/--namespace"
-        raise click.UsageError(f"{text} or MILVUS_OPERATOR_NAMESPACE")
+        raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
     start_log(options.pop("verbose"), options.pop("log_format"))
     threading.stack_size(16 << 20)  # for deep JSON
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
@@ -1863,10 +1848,9 @@ def main(
         everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # empty: all
         managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
-    what = f"every {interval:g} s, server {cluster.server}{cluster.would}"
+    where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"
+    log.info("%s %s: %s%s", MANAGER, __version__, where, cluster.would)
     try:
-        places = ", ".join(map(place, managed))
-        log.info("%s %s: %s, %s", MANAGER, __version__, places, what)
         if health_port:
             serve_health(operator, health_port)
         code = run_until_signal(operator, operator.run_once if once else operator.run)

@@ -28,7 +28,7 @@ def fails(process: Command, code: int, *words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("-A -n a", "-A/--all-namespaces cannot be combined with -n/--namespace"),
+        ("-A -n a", "-A cannot be combined with -n"),
         ("--interval 0", "must be a number of seconds greater than 0"),
         ("--interval nan", "must be a number of seconds greater than 0"),
         ("--timeout 0", "must be a number of seconds greater than 0"),

@@ -303,7 +303,6 @@ def told(phase: str, *found: str, name: str = "x-1") -> Obj:
         (running(WAITING, init=COMPLETED), "ImagePullBackOff", "Back-off pulling"),
         (told("Pending", "Ready False A a", "PodScheduled False Full none"), "Full", "none"),
         (told("Running", "PodScheduled True A a", "Ready False Gate shut"), "Gate", "shut"),
-        (told("Running", "Ready False Ready"), "NotReady", "NotReady"),  # not at its word
         (told("Running", "Ready Unknown NodeLost gone"), "NodeLost", "gone"),
     ],
 )

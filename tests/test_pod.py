@@ -105,7 +105,7 @@ def test_what_milvus_spec_means(text: str, settings: dict[str, str] | None) -> N
 
 
 PROXY = "proxy.port cannot be changed: the ports of the pod depend on it"
-TYPO = "this looks like a setting, but is not a YAML mapping: write `name: value`"
+TYPO = "it is not a YAML mapping: write `name: value`"
 LIST = "a list may hold only scalars, not mappings or lists"
 NO_NAME = "a key must be a non-empty string"
 ALIAS = "anchors and aliases are not allowed: write the value instead"
