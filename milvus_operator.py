@@ -16,7 +16,7 @@ that is lost or repeated does no harm.
 
 In the names below, a *milvus* is one resource of kind Milvus, a *pod* is one pod and a *claim* is
 one PersistentVolumeClaim, all as dicts, as in their JSON. To learn how an operator works, read
-`decide`, then `Operator.run_pass` and `Operator.visit`.
+`decide`, then `Operator.run_pass` and `Visit.serve`.
 """
 
 from __future__ import annotations
@@ -1102,7 +1102,7 @@ class Cluster:
                 self.hook(settings)
         except (ConfigException, OSError) as error:
             raise Unusable(str(error)) from None
-        settings.refresh_api_key_hook = None
+        settings.refresh_api_key_hook = None  # or each request would; a hook may set it again
         # The files of tokens end with a newline.
         settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
 
@@ -1265,7 +1265,7 @@ class Memory:
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
     settled: tuple[str, ...] = ()  # its versions when nothing was left to do (one more visit)
-    wake: float = 0  # when it is visited in any case; also its turn (it waits in another order)
+    wake: float = 0  # when the next back-off ends, and it is visited unchanged (one more visit)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
 
@@ -1461,8 +1461,7 @@ class Visit:
         """Say something in the log, and in an event later."""
         self.memory.news.append(new_event(self.milvus, reason, note, is_warning))
         level = logging.WARNING if is_warning else logging.INFO
-        text = f"{note}{self.cluster.would}"
-        log.log(level, "milvus %s: %s", full_name(self.milvus), text)
+        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.cluster.would)
 
     def write_status(self) -> None:
         """Write the status if it has changed; say what is new in the Reconciled condition."""
@@ -1589,7 +1588,7 @@ class Operator:
         this.listed = self.clock()
         this.deadline = this.listed + max(MIN_ACTING, 5 * (this.listed - this.started))
         if self.cluster.dry_run:  # no later pass could tell what is left
-            this.deadline += 1e6
+            this.deadline += 1e6  # never
         self.list_delay = min(max(1, 2 * self.list_delay), 30)
         if this.unlisted < 3 * len(self.namespaces):
             self.list_delay = 0
