@@ -1357,11 +1357,7 @@ class Visit:
         memory.back_offs = {
             key: back_off
             for key, back_off in memory.back_offs.items()
-            if (
-                key in todo
-                if back_off.error
-                else self.this.listed < back_off.until - back_off.delay + QUIET
-            )
+            if key in todo or not back_off.error
         }
         return sorted(actions, key=lambda action: action.key in memory.back_offs)
 
@@ -1436,13 +1432,15 @@ class Visit:
         done again and again, such as the restart of a pod."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, TRY)
+        now = self.cluster.clock()
+        if now >= before.until - before.delay + QUIET:
+            before = TRY
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
         is_long = error is None or error.why.reason in STALLED
         first, most = (10, 300) if is_long else (1, 30)
         delay = min(max(first, 2 * before.delay), most)
-        now = self.cluster.clock()
         until = math.inf if self.this.is_once else now + delay
         if error:
             is_stale = error.is_conflict and delay <= CONFLICT_DELAY
