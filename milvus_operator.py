@@ -1332,7 +1332,7 @@ class Visit:
             self.write_events()
         memory.wake = min(
             (b.until for b in memory.back_offs.values() if b.until >= self.this.listed),
-            default=math.inf,
+            default=math.inf if is_complete else 0,
         )
         if is_complete and is_last:
             memory.settled = self.versions
@@ -1631,12 +1631,17 @@ class Operator:
             return None
 
     def wait(self, this: Pass, first_tries: list[Future[Any]]) -> None:
-        """Wait until all is done or the time is over, but for second tries, which may hang, only
-        until the next pass is due. Then take back what no worker has begun."""
+        """Wait for first tries until the deadline, and a second longer for the writes in progress,
+        because the next pass does not visit a Milvus that is still being visited. Second tries may
+        hang: wait for them only until the next pass is due."""
         concurrent.futures.wait(first_tries, this.deadline - self.clock())
+        for task in first_tries:
+            task.cancel()
+        concurrent.futures.wait(first_tries, 1)
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
-        this.left += sum(task.cancel() or not task.done() for task in self.tasks)
+        for task in self.tasks:
+            this.left += task.cancel() or not task.done()
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""

@@ -116,6 +116,21 @@ def test_once_fails_if_a_create_times_out_only_in_a_later_pass(
     assert world.reason() == "APIError"
 
 
+def test_in_a_burst_that_takes_several_passes_pods_come_before_statuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those first whose visit was cut off while a request was in progress."""
+    monkeypatch.setattr(mo, "MIN_ACTING", 0.22)
+    world = World(*(milvus(name, replicas=4) for name in "abc"), workers=1)
+    world.operator.clock = world.operator.cluster.clock = time.monotonic
+    world.server.when("create", "pods", lambda request: time.sleep(0.05))
+    assert world.operator.run_once()
+    assert len(world.requests("list", "pods")) > 3
+    plurals = [request.plural for request in world.writes()]
+    assert plurals.index("milvuses") == 12
+    assert "pods" not in plurals[12:]
+
+
 # --- Dry runs ---
 def test_a_dry_run_writes_nothing_and_says_once_what_would_be_done_however_long_it_takes() -> None:
     world = at_rest(milvus("x", replicas=3), milvus("z"), workers=1)
