@@ -234,7 +234,7 @@ CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # settings of those two ports
+FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # as `setting()` returns them
 MAX_NESTING = 32  # levels in spec.milvusSpec
 MAX_SETTINGS = 1000
 MAX_SETTING = 256  # characters in the name of a setting
@@ -277,6 +277,7 @@ class Spec(NamedTuple):
 def spec_of(milvus: Obj) -> Spec:
     """Read the spec. Raises Invalid; or anything, because an older CRD does not check types."""
     if "spec" not in milvus:
+        # slim_milvus() has left it out.
         text = f"the spec is missing, nested too deeply, or longer than {MAX_SPEC >> 10} KiB"
         raise Invalid(text)
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
@@ -287,7 +288,7 @@ def spec_of(milvus: Obj) -> Spec:
         settings=settings_of(template.get("milvusSpec", "")),
         template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
-    parse_quantity(spec.storage.get("size", 0))
+    parse_quantity(spec.storage.get("size", 0))  # raises an error if it is not a quantity
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     new_pod(milvus, spec, 0)  # what cannot be laid over a pod is found before anything is done
@@ -314,7 +315,8 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
 
 
 def environment(settings: dict[str, str]) -> list[Obj]:
-    """The variables: the user's settings, and our defaults for the others."""
+    """The variables: the user's settings, and our defaults for the others. Milvus accepts a dotted
+    name as the name of a variable."""
     theirs = {setting(name) for name in settings}
     defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
     return [
@@ -337,8 +339,8 @@ def invalid(mark: Any, text: str) -> Invalid:
 
 
 def settings_of(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping by dotted name; None for text that is not a mapping and sets
-    nothing. Raises Invalid."""
+    """The settings of a YAML mapping by dotted name. None for other text, which sets nothing: it is
+    accepted, and the status says SpecIsText. Raises Invalid."""
     try:
         check_shape(text)
         node = yaml.compose(text, YAML_LOADER)
@@ -561,7 +563,8 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
-    """What to tell about a pod that no list has shown, but that has the name of a desired one."""
+    """Why a desired pod cannot be created: this pod, which may be older than the lists or newer,
+    already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
     is_earlier = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
@@ -580,9 +583,15 @@ Outage = tuple[str, str]  # what affects more than one Milvus, and the details
 
 
 class Action(NamedTuple):
-    """Something to do. The verbs: create, after its claim; adopt; delete, because the pod is
-    surplus; restart and replace, which delete a pod so that it is recreated: it has ended or lost
-    its claim, or its template is outdated; grow, a claim."""
+    """Something to do. The verbs:
+
+    - create: the pod is missing; its claim is created before it.
+    - adopt: the pod has lost its owner.
+    - delete: the pod is surplus.
+    - restart: the pod has ended, or its claim is gone. It is deleted, and then recreated.
+    - replace: the pod's template is outdated. It is deleted, and then recreated.
+    - grow: the claim is smaller than spec.storage.size.
+    """
 
     verb: str
     ordinal: int
@@ -608,6 +617,7 @@ class BackOff(NamedTuple):
 
     @property
     def refused_until(self) -> float:
+        """A lost delete may still happen, so it is not a refusal: no other pod goes meanwhile."""
         is_refused = self.error is not None and not self.error.is_lost
         return self.until if is_refused else -math.inf
 
@@ -659,9 +669,9 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     """The pods to replace because their template is outdated: as a StatefulSet does, from the
-    highest ordinal, and one that may serve only while all others are Ready. Unlike a StatefulSet,
-    it first replaces those that serve no requests, all at once: a roll that waits for a broken pod
-    is stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
+    highest ordinal, and a pod that may be serving only while all others may be, too. Unlike a
+    StatefulSet, it first replaces those that serve no requests, all at once: a roll that waits for
+    a broken pod is stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
     desired = {*range(spec.replicas)}
     present = [o for o in sorted(mine, reverse=True) if o in desired and not is_ending(mine[o])]
     outdated = [ordinal for ordinal in present if is_outdated(mine[ordinal], spec)]
@@ -669,13 +679,13 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     broken = [ordinal for ordinal in outdated if ordinal not in serving]
     for ordinal in broken:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # It does not wait for names that others hold, and for broken pods that cannot be deleted.
+    # Do not wait for names that others hold, nor for broken pods that could not be deleted.
     skipped = {o for o in desired if failed.get(("create", o), TRY).why.reason == NAME_CONFLICT}
     skipped |= {ordinal for ordinal in broken if ("replace", ordinal) in failed}
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
     ready_surplus = {o for o in ready - desired if ("delete", o) not in failed}
-    may_go_on = not ready_surplus and desired <= ready | skipped | {*serving}
-    # Always the same pod until it is done; but what the API server refuses waits for its next try.
+    may_go_on = not ready_surplus and desired <= ready | skipped | set(serving)
+    # The same pod until it is done; but one whose delete was refused goes last until its next try.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), TRY).refused_until)
     for ordinal in serving:
         is_due = may_go_on and ordinal == serving[0]
@@ -908,7 +918,8 @@ ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 
 
 def split_list(body: bytes) -> tuple[Obj, bytes]:
-    """The metadata of a list, and the JSON of its items."""
+    """The metadata of a list, and the JSON of its items, which need not be parsed if they are known
+    from the last list."""
     items = ITEMS.search(body)
     if not items:
         raise ApiError(0, NOT_KUBERNETES)
@@ -1038,11 +1049,11 @@ def new_client(settings: Configuration, connections: int) -> ApiClient:
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # older clusters' certificates do not pass it
     tls.check_hostname = settings.verify_ssl
     if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file, password="")
+        tls.load_cert_chain(settings.cert_file, settings.key_file, password="")  # never ask for one
     api = ApiClient(settings)
-    # The files that the context has read may be temporary.
-    files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
-    api.rest_client.pool_manager.connection_pool_kw |= files | {"ssl_context": tls}
+    # The context has read these files, which may be temporary: the client must not read them again.
+    no_files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
+    api.rest_client.pool_manager.connection_pool_kw |= no_files | {"ssl_context": tls}
     # It would copy each body; without that, a create takes a tenth less CPU.
     api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
     api.user_agent = f"{MANAGER}/{__version__}"
@@ -1068,7 +1079,7 @@ class Cluster:
     stopping: bool = False  # whether no write may begin
 
     def __post_init__(self) -> None:
-        self.would = " (dry run)" if self.dry_run else ""
+        self.dry_run_note = " (dry run)" if self.dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
         self.answered = self.clock()  # when a request last ended
         self.changed = self.clock()  # when a list last showed something new
@@ -1102,7 +1113,8 @@ class Cluster:
                 self.hook(settings)
         except (ConfigException, OSError) as error:
             raise Unusable(str(error)) from None
-        settings.refresh_api_key_hook = None  # or each request would; a hook may set it again
+        # Else the client would run it before each request. A hook may set itself again.
+        settings.refresh_api_key_hook = None
         # The files of tokens end with a newline.
         settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
 
@@ -1125,7 +1137,7 @@ class Cluster:
             return body
         except ApiException as error:
             failed = api_error(error)
-            self.is_rejected |= not error.status  # the client says so of TLS
+            self.is_rejected |= not error.status  # then TLS has failed
         except (urllib3.exceptions.HTTPError, OSError) as error:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
@@ -1176,7 +1188,8 @@ class Cluster:
     def create(self, pod: Obj, **options: Any) -> None:
         """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
         options["query_params"] = [("fieldValidation", "Strict")]
-        self.expect(pod, self.request("create", self.pods, pod, body=pod, **options))
+        answer = self.request("create", self.pods, pod, body=pod, **options)
+        self.expect(pod, answer)
 
     def expect(self, pod: Obj, body: bytes) -> None:
         """Check that admission has left in a pod what it is known by."""
@@ -1221,7 +1234,8 @@ class Cluster:
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
         patch = {"metadata": metadata}
-        self.expect(overlay(pod, patch), self.request("patch", self.pods, pod, body=patch))
+        answer = self.request("patch", self.pods, pod, body=patch)
+        self.expect(overlay(pod, patch), answer)
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
         """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
@@ -1248,14 +1262,14 @@ def timestamp(precision: str = "seconds") -> str:
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
 CONFLICT_DELAY = 4  # seconds of back-off after which a conflict is a failure like any other
-QUIET = 600  # seconds after which it is forgotten that a pod had ended
+QUIET = 600  # seconds without a write after which its back-off starts again from its first delay
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 # What may back off, besides actions.
 STATUS: Key = ("status", -1)
 EVENT: Key = ("event", -1)
-VISIT: Key = ("visit", -1)  # as a whole, with an error that nobody foresaw
+VISIT: Key = ("visit", -1)  # an unexpected error in the visit itself: only recorded, never waits
 
 
 @dataclass
@@ -1326,24 +1340,25 @@ class Visit:
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        is_last = not self.done or self.cluster.dry_run  # else the next pass sees what came of it
-        if is_last:
+        says_status = not self.done or self.cluster.dry_run  # else the next pass, which sees more
+        if says_status:
             self.write_status()
             self.write_events()
         memory.wake = min(
+            # Those that are over have had their turn in this visit.
             (b.until for b in memory.back_offs.values() if b.until >= self.this.listed),
             default=math.inf if is_complete else 0,
         )
-        if is_complete and is_last:
+        if is_complete and says_status:
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
         """Read the spec and decide. What has failed before comes last."""
         memory = self.memory
-        todo = {STATUS, EVENT, VISIT}
+        relevant = {STATUS, EVENT, VISIT}
         if memory.generation != generation_of(self.milvus):
             memory.generation = generation_of(self.milvus)
-            memory.back_offs = {key: memory.back_offs[key] for key in todo & {*memory.back_offs}}
+            memory.back_offs = {k: b for k, b in memory.back_offs.items() if k in relevant}
         actions = []
         try:
             self.spec = spec_of(self.milvus)
@@ -1353,11 +1368,12 @@ class Visit:
         except Exception as error:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
-        todo |= {action.key for action in actions}
+        # Forget what failed and is no longer to do; what was done and may repeat stays.
+        relevant |= {action.key for action in actions}
         memory.back_offs = {
             key: back_off
             for key, back_off in memory.back_offs.items()
-            if key in todo or not back_off.error
+            if key in relevant or not back_off.error
         }
         return sorted(actions, key=lambda action: action.key in memory.back_offs)
 
@@ -1459,7 +1475,7 @@ class Visit:
         """Say something in the log, and in an event later."""
         self.memory.news.append(new_event(self.milvus, reason, note, is_warning))
         level = logging.WARNING if is_warning else logging.INFO
-        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.cluster.would)
+        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.cluster.dry_run_note)
 
     def write_status(self) -> None:
         """Write the status if it has changed; say what is new in the Reconciled condition."""
@@ -1657,7 +1673,7 @@ class Operator:
         self.outages = this.outages
         seconds = self.clock() - this.started
         done = ", ".join(f"{what}: {count}" for what, count in counts.items())
-        total = f"{len(memories)} Milvus resource(s){self.cluster.would}"
+        total = f"{len(memories)} Milvus resource(s){self.cluster.dry_run_note}"
         level = logging.INFO if done else logging.DEBUG
         log.log(level, "pass over %s: %s, %.2f s", total, done or "nothing to do", seconds)
         PASSES.labels("failure" if this.outages else "success").inc()
@@ -1851,7 +1867,7 @@ def main(
         managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
     where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"
-    log.info("%s %s: %s%s", MANAGER, __version__, where, cluster.would)
+    log.info("%s %s: %s%s", MANAGER, __version__, where, cluster.dry_run_note)
     try:
         if health_port:
             serve_health(operator, health_port)
