@@ -44,18 +44,18 @@ test-all: $(VENV)/ready ## run all tests, also those that take many minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
-	$(BIN)/python -m tests.lib.matrix
+	$(BIN)/python -m tools.matrix
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/bench ## measure it and its peers; write benchmarks/RESULTS.md
+bench: $(VENV)/bench ## measure it and its peers; write docs/reports/benchmark.md
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 soak: $(VENV)/ready ## change and break things for an hour (MINUTES=5 for less)
-	$(BIN)/python -m tests.lib.soak $(MINUTES)
+	$(BIN)/python -m tools.soak $(MINUTES)
 
 install: ## install the CRD in the current kubeconfig's cluster
 	$(KUBECTL) apply -f crd.yaml
@@ -95,13 +95,13 @@ manifest: ## print what 'make deploy' applies (IMAGE=…, NAMESPACE=…)
 	@$(MANIFEST)
 
 bundle: $(VENV)/run ## make the bundle for OLM in dist/ (IMAGE=…)
-	$(BIN)/python -m bundle.make bundle dist $(IMAGE)
+	$(BIN)/python -m tools.release bundle dist $(IMAGE)
 
 # With DOCKER=podman or buildah, the image is one of the files.
 release: $(VENV)/run ## make the files of a release in dist/ (IMAGE=…)
-	$(BIN)/python -m benchmarks.fingerprint
+	$(BIN)/python -m tools.fingerprint
 	rm -rf dist
-	$(BIN)/python -m bundle.make release dist $(IMAGE)
+	$(BIN)/python -m tools.release release dist $(IMAGE)
 	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/milvus-polling-operator-0.1.0-namespaced.yaml
 ifneq ($(origin DOCKER),file)
 	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) \

@@ -7,7 +7,7 @@
 It starts only etcd and kube-apiserver of the tests' control plane, without scheduler and
 controllers, to leave the cores to what is measured; kwok plays the kubelets where pods must become
 Ready and end. Things that are compared run in turns (A B A B). It prints the table and, if all rows
-were measured, writes it to RESULTS.md.
+were measured, writes it to docs/reports/benchmark.md.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from typing import Any
 import yaml
 
 import milvus_operator as mo
-from benchmarks import fingerprint
 from benchmarks.cluster import THREADS, Hands, milvus, milvuses_path, pods_path
 from local.controlplane import MODULES, ControlPlane, Unavailable, commands
+from tools import fingerprint
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
@@ -876,7 +876,7 @@ def measure(
         row(bench)
         text = report(bench, time.monotonic() - started)
         if rows is ROWS:  # after each row, so that a run that is stopped keeps its results
-            (HERE / "RESULTS.md").write_text(text)
+            (TOP / "docs/reports/benchmark.md").write_text(text)
     print(f"\n{text}")
     return bench
 

@@ -79,9 +79,9 @@ def figures(text: str) -> list[tuple[str, str]]:
 
 
 def test_every_figure_beside_a_link_to_the_results_is_in_them_perhaps_rounded() -> None:
-    known = figures((TOP / "benchmarks" / "RESULTS.md").read_text())
+    known = figures((TOP / "docs/reports/benchmark.md").read_text())
     paragraphs = re.split(r"\n\s*\n(?!\|)|\n(?=- )", ALL)  # a table belongs to what precedes it
-    linked = "\n".join(one for one in paragraphs if "benchmarks/RESULTS.md" in one)
+    linked = "\n".join(one for one in paragraphs if "docs/reports/benchmark.md" in one)
     for number, unit in figures(linked):
         half = 0.5001 * 10 ** -len(number.partition(".")[2])
         values = [float(value) for value, of in known if of == unit]

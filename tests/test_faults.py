@@ -12,8 +12,8 @@ from local.controlplane import ControlPlane
 from tests.lib.chaos import FAULTS, Faults, Kills, Recorder, Users
 from tests.lib.judge import ROLLED, STRANGER, Judge, Obj
 from tests.lib.kit import Command, Kube, kubeconfig, new_namespace, new_operator, new_wire
-from tests.lib.soak import soak
 from tests.lib.wire import Wire
+from tools.soak import soak
 
 
 def is_enough(faults: Faults, judge: Judge, share: float) -> bool:

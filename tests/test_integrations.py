@@ -1,4 +1,4 @@
-"""What docs/integrations.md says: Prometheus (monitoring.yaml), Argo CD and Flux, whose checks are
+"""What docs/integrations.md says: Prometheus (samples/monitoring.yaml), Argo CD and Flux, whose checks are
 run on the status that the operator writes."""
 
 import re
@@ -18,7 +18,9 @@ TEXT = (TOP / "docs" / "integrations.md").read_text()
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
 ARGO, FLUX = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S))
 (VERSION,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
-MONITOR, RULES = (doc["spec"] for doc in yaml.safe_load_all((TOP / "monitoring.yaml").read_text()))
+MONITOR, RULES = (
+    doc["spec"] for doc in yaml.safe_load_all((TOP / "samples/monitoring.yaml").read_text())
+)
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 UNPULLED = {"name": "milvus", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
 

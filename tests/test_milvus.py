@@ -39,7 +39,7 @@ def server() -> Path:
     """A folder with the server's binary in bin/ and an environment with its client; made once."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
-    pins = TOP / "tests/milvus/requirements.txt"
+    pins = TOP / "tests/requirements-milvus.txt"
     digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
     folder = controlplane.cache().parent / f"milvus-{digest}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,12 +14,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import milvus_operator as mo
-from benchmarks import fingerprint
 from tests.lib.kit import TOP, Command, Kube, output_of, settle
-from tests.lib.matrix import PYTHONS
 from tests.lib.objects import by_kind
 from tests.lib.wire import Api
 from tests.lib.world import milvus
+from tools import fingerprint
+from tools.matrix import PYTHONS
 
 SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
@@ -34,7 +34,7 @@ def make(*arguments: str, **options: Any) -> str:
 
 
 def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path: Path) -> None:
-    output_of(sys.executable, "-m", "bundle.make", "bundle", str(tmp_path), IMAGE)
+    output_of(sys.executable, "-m", "tools.release", "bundle", str(tmp_path), IMAGE)
     manifests = tmp_path / "bundle/manifests"
     crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
     assert crd == (TOP / "crd.yaml").read_text()
@@ -63,7 +63,7 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path:
 
 
 def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: Path) -> None:
-    for name in ("bundle", "benchmarks", "samples", "docs"):
+    for name in ("tools", "samples", "docs"):
         shutil.copytree(TOP / name, tmp_path / name)
     for name in ("Makefile", "crd.yaml", "deploy.yaml", "milvus_operator.py"):
         shutil.copy(TOP / name, tmp_path)
@@ -120,7 +120,7 @@ def test_an_empty_namespace_on_the_command_line_is_an_error(tmp_path: Path) -> N
 
 def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
     """A pod as an earlier version generated it stays, if its fingerprint is that of the spec."""
-    owner, pod = (TOP / "tests/upgrade/pod.yaml").read_text().split("---\n")
+    owner, pod = (TOP / "tests/lib/earlier_pod.yaml").read_text().split("---\n")
     kube.kubectl("create", "-f", "-", stdin=owner)
     kube.kubectl("create", "-f", "-", stdin=pod.replace("UID", mo.uid_of(kube.get())))
     kube.ready("x-0")

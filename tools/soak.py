@@ -1,5 +1,5 @@
 """A long run against a real control plane: users change their minds, the wire fails, and nothing
-grows: `make soak`. It writes benchmarks/SOAK.md.
+grows: `make soak`. It writes docs/reports/soak.md.
 
 The operator runs in a separate process. The judge checks every write; the figures are read from
 /proc (Linux).
@@ -16,13 +16,13 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks import fingerprint
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate, server_context
 from tests.lib.chaos import Faults, Recorder, Users
 from tests.lib.judge import Judge
 from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.lib.wire import Wire
+from tools import fingerprint
 
 # What is measured, and how much of it comes and goes.
 FIGURES = {"memory, MiB": 3, "threads": 4, "open files": 4, "connections": 4}
@@ -117,7 +117,7 @@ def main(minutes: float) -> int:
         wire.close()
     text = report(minutes, run)
     print(text)
-    (TOP / "benchmarks/SOAK.md").write_text(text)
+    (TOP / "docs/reports/soak.md").write_text(text)
     return 1 if run.growth() else 0
 
 

@@ -1,7 +1,7 @@
 """Makes the OLM bundle and the files of a release from the manifests, csv.yaml and a sample.
 
-python -m bundle.make bundle FOLDER IMAGE     # the bundle: `make bundle`
-python -m bundle.make release FOLDER IMAGE    # the files of a release: `make release`
+python -m tools.release bundle FOLDER IMAGE     # the bundle: `make bundle`
+python -m tools.release release FOLDER IMAGE    # the files of a release: `make release`
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def service_version(image: str) -> Obj:
     OLM itself makes the service account and its bindings: Roles in the managed namespaces, or a
     ClusterRole.
     """
-    csv, crd = yaml.safe_load(read("bundle/csv.yaml")), yaml.safe_load(read("crd.yaml"))["spec"]
+    csv, crd = yaml.safe_load(read("tools/csv.yaml")), yaml.safe_load(read("crd.yaml"))["spec"]
     sample, *_ = yaml.safe_load_all(read("samples/minimal.yaml"))
     _namespace, account, role, _binding, deployment = yaml.safe_load_all(deploy(image))
     name, labels, spec = (
@@ -93,7 +93,7 @@ def service_version(image: str) -> Obj:
         *container.get("env", []),
         {"name": "MILVUS_OPERATOR_NAMESPACE", "valueFrom": targets},
     ]
-    icon = base64.b64encode(read("bundle/icon.svg").encode()).decode()
+    icon = base64.b64encode(read("tools/icon.svg").encode()).decode()
     owned = {
         "name": f"{crd['names']['plural']}.{crd['group']}",
         "version": version["name"],

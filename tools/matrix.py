@@ -2,7 +2,7 @@
 
 It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
 requirements.txt allows and with the newest, and one Python with the newest packages against an
-older API server. A table in docs/tested.md says what came of it, or why something was not run.
+older API server. A table in docs/reports/tested.md says what came of it, or why something was not run.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import fingerprint
 from local.controlplane import MODULES, Unavailable, build, cache, commands
 from tests.lib.kit import TOP, output_of
+from tools import fingerprint
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDER = ("v1.34.4",)  # API servers older than the one that local/modules/go.mod pins
@@ -116,7 +116,7 @@ tests on one Python. Of the control plane, only kube-apiserver is ever older.
 | Python | OpenSSL | packages | kube-apiserver | result |
 |---|---|---|---|---|
 """
-    (TOP / "docs/tested.md").write_text(text + "\n".join(rows) + "\n")
+    (TOP / "docs/reports/tested.md").write_text(text + "\n".join(rows) + "\n")
     return 0 if all(rows.values()) else 1
 
 

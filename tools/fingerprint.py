@@ -1,6 +1,6 @@
 """Which milvus_operator.py a result was made with: `make release` wants results of this one.
 
-python -m benchmarks.fingerprint    # exits with 1 and says which results are missing or outdated
+python -m tools.fingerprint    # exits with 1 and says which results are missing or outdated
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
 RESULTS = {
-    "benchmarks/RESULTS.md": "make bench",
-    "benchmarks/SOAK.md": "make soak",
-    "docs/tested.md": "make matrix",
+    "docs/reports/benchmark.md": "make bench",
+    "docs/reports/soak.md": "make soak",
+    "docs/reports/tested.md": "make matrix",
 }
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/demo.svg from a run of the demo: python -m local.record"""
+"""Draws docs/demo.svg from a run of the demo: python -m tools.record"""
 
 import json
 import sys
