@@ -7,16 +7,14 @@
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* by a worker, which is a thread. A visit
 decides what to do (pure functions over plain dicts), carries it out, and says what was done; when
-there was nothing to do, it writes the status. It does not guess what its writes have changed: the
-next pass lists again, and soon, because something changed.
+there was nothing to do, it writes the status. What its writes have changed, the next pass sees.
 
 What is kept between passes saves work and spaces out retries; nothing goes wrong if it is lost.
 Names are fixed, every delete carries a UID, and every decision starts from fresh lists, so a write
 that is lost or repeated does no harm.
 
-In the names below, a *milvus* is one resource of kind Milvus, a *pod* is one pod and a *claim* is
-one PersistentVolumeClaim, all as dicts, as in their JSON. To learn how an operator works, read
-`decide`, then `Operator.run_pass` and `Visit.serve`.
+In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim:
+dicts, as in their JSON. Begin to read at `decide`, then `Operator.run_pass` and `Visit.serve`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ if __name__ == "__main__":
 
 import concurrent.futures
 import contextlib
-import functools
 import gc
 import hashlib
 import json
@@ -104,25 +101,14 @@ API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # of the Ready condition: something is waited for, which is no failure
 # Reasons for not being Ready that usually pass on their own; any other reason is shown first.
-PASSING = {
-    PENDING,
-    "Creating",
-    "ContainerCreating",
-    "PodInitializing",
-    "ContainersNotReady",  # they run, and may still be starting
-    "Updating",
-    "Terminating",
-}
+PASSING = {"ContainerCreating", "PodInitializing", "ContainersNotReady"}  # the kubelet's
+PASSING |= {PENDING, "Creating", "Updating", "Terminating"}  # ours
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
-PASSES = metrics.Counter(
-    "milvus_operator_passes", "Passes by result: success or failure", ["result"]
-)
+PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
 PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass")
-MILVUSES = metrics.Gauge(
-    "milvus_operator_milvuses", "Milvus resources by state: ready, progressing or failed", ["state"]
-)
+MILVUSES = metrics.Gauge("milvus_operator_milvuses", "Milvus resources by state", ["state"])
 
 log = logging.getLogger("milvus_operator")
 
@@ -217,11 +203,6 @@ def may_serve(pod: Obj) -> bool:
     return is_ready(pod) or all(container.get("ready") for container in containers)
 
 
-def mapping(value: Any) -> Obj:
-    """The value if it is a mapping, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     """The part of the mapping that has these keys, without those that are null."""
     return {key: obj[key] for key in keys if obj.get(key) is not None}
@@ -259,16 +240,14 @@ DEFAULTS = {
 }
 
 
-NOTHING: Obj = {}  # a default, which nobody changes
-
-
-class Spec(NamedTuple):
+@dataclass(frozen=True)
+class Spec:
     """The spec of a Milvus, read and checked once for each visit."""
 
     image: str = ""
     replicas: int = 1
-    storage: Obj = NOTHING  # if there is none
-    pod: Obj = NOTHING  # the overlay
+    storage: Obj = field(default_factory=dict)
+    pod: Obj = field(default_factory=dict)  # the overlay
     settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec sets nothing
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
     invalid: str = ""  # what is wrong with it; then the rest says nothing
@@ -527,7 +506,7 @@ def overlay_list(kind: str, base: list[Obj], over: list[Any]) -> list[Any]:
     is replaced as a whole."""
 
     def id_of(item: Any) -> str:
-        name = str(mapping(item).get(MERGE_KEYS[kind]))
+        name = str(item.get(MERGE_KEYS[kind]))
         return setting(name) if kind == "env" else name
 
     below = {id_of(item): item for item in base}
@@ -896,8 +875,8 @@ class ApiError(Exception):
 def api_error(error: ApiException) -> ApiError:
     """From the client's exception, whose body is a Status object if the API server wrote it."""
     status: Obj = {}
-    with contextlib.suppress(ValueError, RecursionError):
-        status = mapping(json.loads(error.body or "{}"))
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        status = dict(json.loads(error.body or "{}"))
     message = status.get("message") or error.reason or f"HTTP {error.status}"
     return ApiError(error.status or 0, str(message), status.get("reason") or "")
 
@@ -940,22 +919,18 @@ def parse(items: bytes) -> list[Obj]:
 
 
 def shallow(items: bytes) -> bytes:
-    """The JSON array with text in place of each part of a field, such as spec.pod, that is nested
-    deeper than MAX_DEPTH levels."""
+    """The JSON array with text in place of whatever is nested deeper than MAX_DEPTH levels; the API
+    server then rejects such a pod."""
     kept = []
-    depth = start = field = 0
-    is_deep = False
+    depth = start = 0
     for token in JSON_TOKEN.finditer(items):
         if token[0] in b"[{":
             depth += 1
-            is_deep = is_deep or depth > MAX_DEPTH
-            if depth == 4:  # array, object, spec, pod
-                field = token.start()
+            if depth == MAX_DEPTH:
+                kept += [items[start : token.start()], b'"it is nested too deeply"']
         elif token[0] in b"]}":
-            if depth == 4 and is_deep:
-                kept += [items[start:field], b'"it is nested too deeply"']
+            if depth == MAX_DEPTH:
                 start = token.end()
-                is_deep = False
             depth -= 1
     return b"".join([*kept, items[start:]])
 
@@ -1772,67 +1747,23 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
     return 0
 
 
-@click.command(
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "MILVUS_OPERATOR",
-        "show_default": True,
-    }
-)
-@click.option(
-    "-n",
-    "--namespace",
-    multiple=True,
-    help="Namespace to manage; can be repeated. Default: the namespace of the kubeconfig's context "
-    "or, in a pod, the pod's own.",
-)
+SETTINGS = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "--help"]}
+
+
+@click.command(context_settings=SETTINGS | {"show_default": True})
+@click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
 @click.option(
-    "--interval",
-    metavar="SECONDS",
-    default=5.0,
-    callback=seconds,
-    help="Seconds between the starts of two passes while nothing changes; after a change, the next "
-    "pass comes sooner.",
+    "--interval", default=5.0, callback=seconds, help="Seconds from one pass to the next."
 )
-@click.option(
-    "--once",
-    is_flag=True,
-    help="Do everything that can be done now, then exit with code 0, or 1 if a list failed or the "
-    "operator could not do what a Milvus asks for. Does not wait until pods are Ready, and does "
-    "not finish a rolling update.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Log what would be done; write nothing. Needs the same permissions.",
-)
+@click.option("--once", is_flag=True, help="Do what can be done now, then exit; 1 means failure.")
+@click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option(
-    "--timeout",
-    metavar="SECONDS",
-    default=30.0,
-    callback=seconds,
-    help="Timeout for connecting to the API server, and for each read of a response.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    default=16,
-    help="Maximum number of concurrent writes.",
-)
-@click.option(
-    "--health-port",
-    type=click.IntRange(1, 65535),
-    help="Serve /healthz, /readyz and /metrics on this port.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="Format of the log.",
-)
+@click.option("--timeout", default=30.0, callback=seconds, help="Seconds to wait for a response.")
+@click.option("--workers", type=click.IntRange(1, 256), default=16, help="Concurrent writes.")
+@click.option("--health-port", type=click.IntRange(1, 65535), help="Serve health and metrics here.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
@@ -1847,11 +1778,8 @@ def main(
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
-    It works in passes: a pass lists the resources and their pods, decides what to change, and
-    changes it.
-
-    Every option can also be set with an environment variable MILVUS_OPERATOR_<OPTION>, for example
-    MILVUS_OPERATOR_INTERVAL=10.
+    Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
+    Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
     names = ",".join(namespace).split(",")  # OLM joins them by commas, too
     managed: list[str | None] = [name for name in dict.fromkeys(names) if name]
@@ -1861,7 +1789,7 @@ def main(
     threading.stack_size(16 << 20)  # for deep JSON
     gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
     gc.freeze()  # leave the imports out of every collection
-    cluster = Cluster(functools.partial(connect, kubeconfig, workers), **options)
+    cluster = Cluster(lambda context: connect(kubeconfig, workers, context), **options)
     if not managed:
         everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # empty: all
         managed = [None if everywhere else cluster.connection.namespace]

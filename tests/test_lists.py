@@ -113,7 +113,6 @@ def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
     world.passes(3)
     assert "y-0" in world.pods()
     assert world.reason("y") == "Reconciled"
-    assert levels < 5000 or world.reason("deep") == "Invalid"
     assert [line for line in world.troubles if not line.startswith("milvus test/deep: ")] == []
 
 
