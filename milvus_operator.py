@@ -147,10 +147,6 @@ def version_of(obj: Obj) -> str:
     return obj["metadata"]["resourceVersion"]
 
 
-def generation_of(milvus: Obj) -> int:
-    return milvus["metadata"]["generation"]
-
-
 def labels_of(obj: Obj) -> Obj:
     return obj["metadata"].get("labels") or {}
 
@@ -294,8 +290,7 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
 
 
 def environment(settings: dict[str, str]) -> list[Obj]:
-    """The variables: the user's settings, and our defaults for the others. Milvus accepts a dotted
-    name as the name of a variable."""
+    """The variables, some of which have dotted names: the user's settings, and our defaults."""
     theirs = {setting(name) for name in settings}
     defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
     return [
@@ -318,8 +313,8 @@ def invalid(mark: Any, text: str) -> Invalid:
 
 
 def settings_of(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping by dotted name. None for other text, which sets nothing: it is
-    accepted, and the status says SpecIsText. Raises Invalid."""
+    """The settings of a YAML mapping by dotted name; None: it is text, which sets nothing. Raises
+    Invalid."""
     try:
         check_shape(text)
         node = yaml.compose(text, YAML_LOADER)
@@ -475,18 +470,12 @@ def relied_on(pod: Obj) -> tuple[Any, ...]:
 
 
 # --- spec.pod, laid over the generated pod ---
-MERGE_KEYS = {
-    "containers": "name",
-    "env": "name",
-    "volumes": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
-}
+MERGE_KEYS = {"containers": "name", "env": "name", "volumes": "name"}
+MERGE_KEYS |= {"volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 def overlay(base: Obj, over: Obj) -> Obj:
-    """A mapping laid over another: mappings and lists of named things merge, null removes a key,
-    and everything else replaces."""
+    """A mapping laid over another, in which null removes a key."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -502,8 +491,7 @@ def overlay(base: Obj, over: Obj) -> Obj:
 
 
 def overlay_list(kind: str, base: list[Obj], over: list[Any]) -> list[Any]:
-    """A list of named things laid over another. A variable or a volume has only one source, so it
-    is replaced as a whole."""
+    """A list of named things laid over another."""
 
     def id_of(item: Any) -> str:
         name = str(item.get(MERGE_KEYS[kind]))
@@ -513,7 +501,7 @@ def overlay_list(kind: str, base: list[Obj], over: list[Any]) -> list[Any]:
     merged = []
     for item in over:
         covered = below.pop(id_of(item), None)
-        if covered is None or kind in ("env", "volumes"):
+        if covered is None or kind in ("env", "volumes"):  # these have only one source
             merged.append(item)
         else:
             merged.append(overlay(covered, item))
@@ -535,15 +523,8 @@ def members(milvus: Obj, pods: Objs) -> Objs:
     return {ordinal: pod for ordinal, pod in pods.items() if owner_uid(pod) == uid_of(milvus)}
 
 
-def is_orphan(milvus: Obj, pod: Obj) -> bool:
-    """Whether a pod with a name of ours has our labels, but has lost its owner, as after
-    `kubectl delete --cascade=orphan`."""
-    return has_labels(milvus, pod) and not controller_of(pod)
-
-
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
-    """Why a desired pod cannot be created: this pod, which may be older than the lists or newer,
-    already has its name."""
+    """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
     is_earlier = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
@@ -562,15 +543,9 @@ Outage = tuple[str, str]  # what affects more than one Milvus, and the details
 
 
 class Action(NamedTuple):
-    """Something to do. The verbs:
-
-    - create: the pod is missing; its claim is created before it.
-    - adopt: the pod has lost its owner.
-    - delete: the pod is surplus.
-    - restart: the pod has ended, or its claim is gone. It is deleted, and then recreated.
-    - replace: the pod's template is outdated. It is deleted, and then recreated.
-    - grow: the claim is smaller than spec.storage.size.
-    """
+    """Something to do. Three of the verbs delete a pod: `delete`, because it is surplus; `restart`,
+    because it has ended or its claim is gone; `replace`, because its template is outdated. Another
+    pass then creates what is missing. The others: create, after its claim; adopt; grow, a claim."""
 
     verb: str
     ordinal: int
@@ -608,8 +583,8 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 
 
 def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
-    """Everything that should be done. `pods` and `claims` are those with our names; `failed` is
-    what has failed and not succeeded since."""
+    """Everything that should be done about the pods and claims with our names; `failed` is what has
+    failed and not succeeded since."""
     mine = members(milvus, pods)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
@@ -620,7 +595,8 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             continue
         if is_mine and not is_desired:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif pod and is_orphan(milvus, pod):
+        elif pod and has_labels(milvus, pod) and not controller_of(pod):
+            # As after `kubectl delete --cascade=orphan`.
             yield Action("adopt", ordinal, pod, "it has our name and labels, but no owner")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
             yield Action("create", ordinal, {})
@@ -647,10 +623,9 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
-    """The pods to replace because their template is outdated: as a StatefulSet does, from the
-    highest ordinal, and a pod that may be serving only while all others may be, too. Unlike a
-    StatefulSet, it first replaces those that serve no requests, all at once: a roll that waits for
-    a broken pod is stuck, even when it is rolled back (kubernetes/kubernetes#67250)."""
+    """The pods to replace because their template is outdated: from the highest ordinal, and a pod
+    that may serve only while all others may. Those that serve nobody go first, all at once: it must
+    not wait for a broken pod, as a StatefulSet does (kubernetes/kubernetes#67250)."""
     desired = {*range(spec.replicas)}
     present = [o for o in sorted(mine, reverse=True) if o in desired and not is_ending(mine[o])]
     outdated = [ordinal for ordinal in present if is_outdated(mine[ordinal], spec)]
@@ -743,7 +718,7 @@ def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str)
     ours = ("Ready", "Reconciled", "Stalled")
     others = [item for item in conditions_of(milvus) if item.get("type") not in ours]
     return {
-        "observedGeneration": generation_of(milvus),
+        "observedGeneration": milvus["metadata"]["generation"],
         "replicas": len(present),
         "readyReplicas": sum(map(is_ready, present)),
         "updatedReplicas": sum(not is_outdated(pod, spec) for pod in present),
@@ -760,7 +735,7 @@ def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) 
     return {
         "type": kind,
         "status": str(is_true),
-        "observedGeneration": generation_of(milvus),
+        "observedGeneration": milvus["metadata"]["generation"],
         "lastTransitionTime": before["lastTransitionTime"] if is_same else now,
         "reason": why.reason,
         "message": why.message[:1024],
@@ -897,8 +872,7 @@ ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 
 
 def split_list(body: bytes) -> tuple[Obj, bytes]:
-    """The metadata of a list, and the JSON of its items, which need not be parsed if they are known
-    from the last list."""
+    """The metadata of a list, and the JSON of its items."""
     items = ITEMS.search(body)
     if not items:
         raise ApiError(0, NOT_KUBERNETES)
@@ -983,17 +957,17 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def connect(path: str | None, connections: int, context: str | None) -> Connection:
-    """Load the configuration as the official client does; in a pod without a kubeconfig, the pod's
-    own. Raises Unusable."""
+    """Load a kubeconfig or, in a pod without one, the pod's own configuration. Raises Unusable."""
     file = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     settings = Configuration()
+    settings.connection_pool_maxsize = connections
     try:
         if any(map(os.path.exists, file.split(os.pathsep))):
-            return from_kubeconfig(file, settings, connections, context)
+            return from_kubeconfig(file, settings, context)
         if IN_POD in os.environ and not (path or context):
             load_incluster_config(settings)
             with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
-                return Connection(new_client(settings, connections), namespace.read().strip())
+                return Connection(new_client(settings), namespace.read().strip())
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
     except (ConfigException, OSError) as error:  # its text may quote entries of the file
         text = without_secrets(str(error).partition("/{")[0])
@@ -1002,9 +976,7 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
     raise Unusable(f"cannot use the kubeconfig {file}: {text}")
 
 
-def from_kubeconfig(
-    file: str, settings: Configuration, connections: int, context: str | None
-) -> Connection:
+def from_kubeconfig(file: str, settings: Configuration, context: str | None) -> Connection:
     merged = KubeConfigMerger(file).config
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         loader = KubeConfigLoader(merged, context, config_base_path=None, temp_file_path=folder)
@@ -1014,12 +986,11 @@ def from_kubeconfig(
             raise ConfigException("impersonation (`as`) is not supported")
         loader.load_and_set(settings)
         namespace = chosen["context"].get("namespace") or "default"
-        return Connection(new_client(settings, connections), namespace, chosen["name"])
+        return Connection(new_client(settings), namespace, chosen["name"])
 
 
-def new_client(settings: Configuration, connections: int) -> ApiClient:
+def new_client(settings: Configuration) -> ApiClient:
     settings.retries = False  # the next pass is the retry; urllib3's would multiply the timeout
-    settings.connection_pool_maxsize = connections
     tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # older clusters' certificates do not pass it
     tls.check_hostname = settings.verify_ssl
@@ -1178,8 +1149,8 @@ class Cluster:
 
     def grow(self, claim: Obj, size: str | int) -> None:
         """Ask for a larger volume, if the claim has not changed."""
-        spec = {"resources": {"requests": {"storage": size}}}
-        body = {"metadata": {"resourceVersion": version_of(claim)}, "spec": spec}
+        body = {"metadata": pick(claim["metadata"], ["resourceVersion"])}
+        body["spec"] = {"resources": {"requests": {"storage": size}}}
         self.request("patch", self.claims, claim, body=body)
 
     def check(self, pod: Obj) -> None:
@@ -1204,8 +1175,8 @@ class Cluster:
         self.request("delete", self.pods, pod, body=body)
 
     def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Set the owner of an orphan. The Milvus was listed after it, so it is not a Milvus that is
-        being deleted and lets go of its pods."""
+        """Set the owner of an orphan. The Milvus was listed later, so it is not one that is being
+        deleted and lets go of its pods."""
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
         patch = {"metadata": metadata}
@@ -1331,8 +1302,9 @@ class Visit:
         """Read the spec and decide. What has failed before comes last."""
         memory = self.memory
         relevant = {STATUS, EVENT, VISIT}
-        if memory.generation != generation_of(self.milvus):
-            memory.generation = generation_of(self.milvus)
+        generation = self.milvus["metadata"]["generation"]
+        if memory.generation != generation:
+            memory.generation = generation
             memory.back_offs = {k: b for k, b in memory.back_offs.items() if k in relevant}
         actions = []
         try:
@@ -1474,11 +1446,9 @@ class Visit:
             return
         self.this.outcomes.append(STATUS_UPDATED)
         before = condition_of(self.milvus, "Reconciled")
-        note = reconciled["message"]
-        if note != before.get("message", MATCHING):
-            if note == MATCHING:
-                note = f"resolved: {before['reason']}"
-            self.say(reconciled["reason"], note, reconciled["status"] == "False")
+        if reconciled["message"] != before.get("message", MATCHING):
+            is_warning = reconciled["status"] == "False"
+            self.say(reconciled["reason"], reconciled["message"], is_warning)
 
     def write_events(self) -> None:
         """Write what is new as events, on which nothing depends."""
