@@ -7,14 +7,14 @@
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* by a worker, which is a thread. A visit
 decides what to do (pure functions over plain dicts), carries it out, and says what was done; when
-there was nothing to do, it writes the status. What its writes have changed, the next pass sees.
+there was nothing to do, it writes the status instead. The next pass sees what its writes did.
 
 What is kept between passes saves work and spaces out retries; nothing goes wrong if it is lost.
 Names are fixed, every delete carries a UID, and every decision starts from fresh lists, so a write
 that is lost or repeated does no harm.
 
-In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim:
-dicts, as in their JSON. Begin to read at `decide`, then `Operator.run_pass` and `Visit.serve`.
+In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
+both as dicts. Start reading at `decide`, then `Operator.run_pass` and `Visit.serve`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import signal
 
-# Importing takes a while, and process 1 of a container must not ignore signals.
+# Importing takes a while, and process 1 of a container must not ignore signals meanwhile.
 if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
@@ -75,20 +75,21 @@ PLURAL = "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGER = "milvus-polling-operator"
 IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # a folder in the container
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 CLAIM_LABEL = f"{GROUP}/milvus"
-IDENTIFYING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)
+SELECTING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)  # the labels of a Milvus's selector
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
 MAX_REPLICAS = 1000
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
-MAX_DEPTH = 100  # levels that are read of a response too deep for Python
+MAX_DEPTH = 100  # levels of nesting that are kept of a response that is too deep for Python
 PAGE = 80  # objects in a page of a list, at most
-PAGE_BYTES = 4 << 20  # what a page of more than one object may weigh
+PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # Reasons of the Reconciled condition.
 RECONCILED = "Reconciled"
@@ -99,11 +100,12 @@ NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
-PENDING = "Pending"  # of the Ready condition: something is waited for, which is no failure
-# Reasons for not being Ready that usually pass on their own; any other reason is shown first.
-PASSING = {"ContainerCreating", "PodInitializing", "ContainersNotReady"}  # the kubelet's
-PASSING |= {PENDING, "Creating", "Updating", "Terminating"}  # ours
+PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
+# Reasons for not being Ready that usually pass on their own, the kubelet's and ours.
+STARTING = {"ContainerCreating", "PodInitializing", "ContainersNotReady"}
+PASSING = STARTING | {PENDING, "Creating", "Updating", "Terminating"}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
+EXISTS = "AlreadyExists"  # the reason of the API server's Status object
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -193,10 +195,11 @@ def is_ready(pod: Obj) -> bool:
 
 
 def may_serve(pod: Obj) -> bool:
-    """Whether it is Ready, or just cannot say so: if a node falls silent, the node controller sets
-    the pod's condition to False, but leaves its containers ready."""
-    containers = pod["status"].get("containerStatuses") or [{}]
-    return is_ready(pod) or all(container.get("ready") for container in containers)
+    """Whether it is Ready, or only cannot report it: if a node falls silent, the node controller
+    sets the pod's condition to False, but leaves its containers ready."""
+    containers = pod["status"].get("containerStatuses") or [{}]  # none yet: not ready
+    are_ready = all(container.get("ready") for container in containers)
+    return is_ready(pod) or (are_ready and not is_finished(pod))
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
@@ -211,7 +214,8 @@ CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # as `setting()` returns them
+FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # by what `setting` returns
+MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 MAX_NESTING = 32  # levels in spec.milvusSpec
 MAX_SETTINGS = 1000
 MAX_SETTING = 256  # characters in the name of a setting
@@ -238,7 +242,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """The spec of a Milvus, read and checked once for each visit."""
+    """The spec of a Milvus, read and checked once for each visit; if it is invalid, only that."""
 
     image: str = ""
     replicas: int = 1
@@ -246,11 +250,12 @@ class Spec:
     pod: Obj = field(default_factory=dict)  # the overlay
     settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec sets nothing
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it; then the rest says nothing
+    invalid: str = ""  # what is wrong with it
 
 
 def spec_of(milvus: Obj) -> Spec:
-    """Read the spec. Raises Invalid; or anything, because an older CRD does not check types."""
+    """Read the spec. Raises Invalid, or anything else, because an older CRD does not check types;
+    Visit.plan() handles both."""
     if "spec" not in milvus:
         # slim_milvus() has left it out.
         text = f"the spec is missing, nested too deeply, or longer than {MAX_SPEC >> 10} KiB"
@@ -290,16 +295,13 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
 
 
 def environment(settings: dict[str, str]) -> list[Obj]:
-    """The variables, some of which have dotted names: the user's settings, and our defaults."""
+    """The variables: our defaults, and the user's settings, which Milvus reads by dotted names."""
     theirs = {setting(name) for name in settings}
     defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
     return [
         {"name": name, "value": value.replace("$", "$$")}  # Kubernetes reads $$ as one $
         for name, value in (defaults | settings).items()
     ]
-
-
-MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 
 
 def setting(name: str) -> str:
@@ -325,7 +327,7 @@ def settings_of(text: str) -> dict[str, str] | None:
         return {}
     if isinstance(node, yaml.MappingNode):
         return flat_settings(node)
-    if re.search("[:=]", text):
+    if re.search("[:=]", text):  # it looks like settings
         raise invalid(node.start_mark, "it is not a YAML mapping: write `name: value`")
     return None
 
@@ -354,7 +356,7 @@ def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
             raise invalid(mark, text)
         if key in marks:
             raise invalid(mark, f"it sets the same setting as line {marks[key].line + 1}")
-        # An environment variable has a name of printable ASCII characters other than "=".
+        # From space to ~, but without =: what the name of an environment variable may contain.
         if len(name) > MAX_SETTING or not re.fullmatch("[ -<>-~]+", name):
             raise invalid(mark, "a key must be short, printable ASCII text without =")
         if len(settings) == MAX_SETTINGS:
@@ -402,7 +404,7 @@ def selector_text(milvus: Obj) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items()))
 
 
-def has_labels(milvus: Obj, pod: Obj) -> bool:
+def has_our_labels(milvus: Obj, pod: Obj) -> bool:
     return selector_of(milvus).items() <= labels_of(pod).items()
 
 
@@ -466,7 +468,7 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def relied_on(pod: Obj) -> tuple[Any, ...]:
     """What the operator knows its pods by; admission may have taken it from a new one."""
-    return owner_uid(pod), template_hash_of(pod), pick(labels_of(pod), IDENTIFYING)
+    return owner_uid(pod), template_hash_of(pod), pick(labels_of(pod), SELECTING)
 
 
 # --- spec.pod, laid over the generated pod ---
@@ -490,18 +492,18 @@ def overlay(base: Obj, over: Obj) -> Obj:
     return merged
 
 
-def overlay_list(kind: str, base: list[Obj], over: list[Any]) -> list[Any]:
-    """A list of named things laid over another."""
+def overlay_list(field: str, base: list[Obj], over: list[Any]) -> list[Any]:
+    """A list of named things laid over another: ours that it does not name, then all of it."""
 
     def id_of(item: Any) -> str:
-        name = str(item.get(MERGE_KEYS[kind]))
-        return setting(name) if kind == "env" else name
+        name = str(item.get(MERGE_KEYS[field]))
+        return setting(name) if field == "env" else name
 
     below = {id_of(item): item for item in base}
     merged = []
     for item in over:
         covered = below.pop(id_of(item), None)
-        if covered is None or kind in ("env", "volumes"):  # these have only one source
+        if covered is None or field in ("env", "volumes"):  # merging would keep both sources
             merged.append(item)
         else:
             merged.append(overlay(covered, item))
@@ -527,8 +529,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
-    is_earlier = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
-    if is_ending(pod) or (has_labels(milvus, pod) and (is_earlier or not owner)):
+    is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
+    if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
     text = f"pod {name} already exists and {whose}, so the operator does not touch it"
@@ -540,18 +542,19 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
 # --- What to do ---
 Key = tuple[str, int]  # what may fail and back off: a verb and an ordinal
 Outage = tuple[str, str]  # what affects more than one Milvus, and the details
+Problems = Mapping[int, Reason]  # what has failed, by ordinal
 
 
 class Action(NamedTuple):
     """Something to do. Three of the verbs delete a pod: `delete`, because it is surplus; `restart`,
-    because it has ended or its claim is gone; `replace`, because its template is outdated. Another
-    pass then creates what is missing. The others: create, after its claim; adopt; grow, a claim."""
+    because it has ended or its claim is gone; `replace`, because its template is outdated. A later
+    pass creates what is missing then. The others: `create` a pod, `adopt` one, `grow` a claim."""
 
     verb: str
     ordinal: int
     obj: Obj  # the pod or the claim; empty if there is none
     reason: str = ""
-    is_due: bool = True  # otherwise, it must wait for something else
+    is_due: bool = True  # otherwise, it waits for other pods, and only its back-off is kept
 
     @property
     def key(self) -> Key:
@@ -559,7 +562,7 @@ class Action(NamedTuple):
 
 
 class BackOff(NamedTuple):
-    """Until when something is not tried again, the delay, and what it failed with."""
+    """Until when something is not done again, the delay, and what it failed with, if it did."""
 
     until: float = -math.inf
     delay: float = 0
@@ -577,14 +580,13 @@ class BackOff(NamedTuple):
 
 
 BackOffs = Mapping[Key, BackOff]
-TRY = BackOff()  # of what has never failed
-OUTDATED = "its template is outdated"
+NO_BACK_OFF = BackOff()
+OUTDATED = "the template is outdated"
 MATCHING = "the pods match the spec or are being brought in line with it"
 
 
 def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
-    """Everything that should be done about the pods and claims with our names; `failed` is what has
-    failed and not succeeded since."""
+    """Everything that should be done about the pods and claims with our names."""
     mine = members(milvus, pods)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
@@ -595,26 +597,26 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             continue
         if is_mine and not is_desired:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif pod and has_labels(milvus, pod) and not controller_of(pod):
+        elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
             # As after `kubectl delete --cascade=orphan`.
-            yield Action("adopt", ordinal, pod, "it has our name and labels, but no owner")
+            yield Action("adopt", ordinal, pod, "our name and labels, but no owner")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
-            yield Action("create", ordinal, {})
-        elif is_mine and not is_outdated(pod, spec):
+            yield Action("create", ordinal, {})  # if another pod has the name, this tells whose
+        elif is_mine and not is_outdated(pod, spec):  # else it is a case for roll()
             is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
             if is_finished(pod):
                 yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
             elif is_unscheduled and spec.storage and not claim:
-                yield Action("restart", ordinal, pod, "its claim is gone")
+                yield Action("restart", ordinal, pod, "the claim is gone")
         if is_desired and claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
     yield from roll(spec, mine, failed)
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
-    """Whether a claim asks for less than this, and is Bound: before that, it cannot be changed."""
-    asked = claim["spec"]["resources"]["requests"]["storage"]
-    is_smaller = parse_quantity(asked) < parse_quantity(spec.storage.get("size", 0))
+    """Whether a claim requests less than this, and is Bound: before that, it cannot be changed."""
+    size = claim["spec"]["resources"]["requests"]["storage"]
+    is_smaller = parse_quantity(size) < parse_quantity(spec.storage.get("size", 0))
     return is_smaller and claim["status"].get("phase") == "Bound" and not is_ending(claim)
 
 
@@ -623,24 +625,27 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
-    """The pods to replace because their template is outdated: from the highest ordinal, and a pod
-    that may serve only while all others may. Those that serve nobody go first, all at once: it must
-    not wait for a broken pod, as a StatefulSet does (kubernetes/kubernetes#67250)."""
+    """The pods to replace because their template is outdated. Those that serve nobody go at once: a
+    roll must not wait for a broken pod (kubernetes/kubernetes#67250). Those that may serve go one
+    at a time, from the highest ordinal, and only while all pods that are up to date are Ready."""
     desired = {*range(spec.replicas)}
-    present = [o for o in sorted(mine, reverse=True) if o in desired and not is_ending(mine[o])]
-    outdated = [ordinal for ordinal in present if is_outdated(mine[ordinal], spec)]
+    outdated = [
+        ordinal
+        for ordinal in sorted(desired & mine.keys(), reverse=True)
+        if is_outdated(mine[ordinal], spec) and not is_ending(mine[ordinal])
+    ]
     serving = [ordinal for ordinal in outdated if may_serve(mine[ordinal])]
     broken = [ordinal for ordinal in outdated if ordinal not in serving]
     for ordinal in broken:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # Do not wait for names that others hold, nor for broken pods that could not be deleted.
-    skipped = {o for o in desired if failed.get(("create", o), TRY).why.reason == NAME_CONFLICT}
-    skipped |= {ordinal for ordinal in broken if ("replace", ordinal) in failed}
+    # Wait neither for pods that could not be deleted, nor for names that others hold.
+    skipped = {ordinal for ordinal in broken if ("replace", ordinal) in failed}
+    skipped |= {ordinal for (_, ordinal), b in failed.items() if b.why.reason == NAME_CONFLICT}
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    ready_surplus = {o for o in ready - desired if ("delete", o) not in failed}
-    may_go_on = not ready_surplus and desired <= ready | skipped | set(serving)
-    # The same pod until it is done; but one whose delete was refused goes last until its next try.
-    serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), TRY).refused_until)
+    surplus = {ordinal for ordinal in ready - desired if ("delete", ordinal) not in failed}
+    may_go_on = not surplus and desired <= (ready | skipped | set(serving))
+    # The same pod until it is done; but one whose delete was refused goes last.
+    serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
     for ordinal in serving:
         is_due = may_go_on and ordinal == serving[0]
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
@@ -667,9 +672,6 @@ def why_not_ready(pod: Obj) -> Reason:
     return Reason(phase)
 
 
-Problems = Mapping[int, Reason]  # what has failed, by ordinal
-
-
 def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
@@ -685,7 +687,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
     if not unready:
         return Reason("Ready", text)
     lasting = [ordinal for ordinal in unready if unready[ordinal].reason not in PASSING]
-    ordinal = [*lasting, *unready][0]
+    ordinal = next(iter(lasting or unready))
     reason, message = unready[ordinal]
     return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
@@ -757,7 +759,7 @@ def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     }
 
 
-# What has been done after each verb.
+# What has been done after each verb; the first word is the reason of the event.
 DONE = {
     "claim": "created claim",
     "create": "created pod",
@@ -800,23 +802,29 @@ def pods(api: ApiClient) -> Resource:
 
 
 # --- What a failed request means ---
-EXISTS = "AlreadyExists"
-
-
 class ApiError(Exception):
     """A request that failed, with the server's words."""
 
-    def __init__(self, code: int, message: str, reason: str = "", own: str = "") -> None:
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(" ".join(message.split())[:1000])
         self.code = code  # of HTTP; 0: there was no valid response
         self.reason = reason  # of the server's Status object
-        self.own = own  # a reason of ours, instead of one that follows from the code
         self.outage: Outage | None = None  # if more than one Milvus is affected
+        # What it means for the Milvus concerned.
+        self.why = Reason(API_ERROR, str(self))
+        if code in (400, 422):
+            self.why = Reason(INVALID, str(self))
+        elif self.denial.startswith("exceeded quota: "):
+            self.why = Reason(QUOTA_EXCEEDED, str(self))
+        elif self.denial.startswith("unable to create new content in namespace"):
+            self.why = Reason(PENDING, str(self))
+        elif code == 403:
+            self.why = Reason(FORBIDDEN, str(self))
 
     @property
     def is_conflict(self) -> bool:
         """Whether something has changed since it was listed, so that the next pass knows better."""
-        return self.reason in ("Conflict", "NotFound", EXISTS)
+        return self.reason in ("Conflict", "NotFound")
 
     @property
     def is_lost(self) -> bool:
@@ -831,20 +839,10 @@ class ApiError(Exception):
 
     @property
     def denial(self) -> str:
-        """Why the API server itself forbids it; what a webhook or a user says does not count."""
+        """Why the API server itself forbids it, as in `pods "x-0" is forbidden: exceeded quota: …`;
+        what a webhook or a user says does not count."""
         words = re.match(r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (.*)', str(self))
         return words[1] if words and self.code == 403 else ""
-
-    @property
-    def why(self) -> Reason:
-        """What it means for the Milvus concerned."""
-        reasons = {400: INVALID, 422: INVALID, 403: FORBIDDEN}
-        reason = self.own or reasons.get(self.code, API_ERROR)
-        if self.denial.startswith("exceeded quota: "):
-            reason = QUOTA_EXCEEDED
-        elif self.denial.startswith("unable to create new content in namespace"):
-            reason = PENDING
-        return Reason(reason, str(self))
 
 
 def api_error(error: ApiException) -> ApiError:
@@ -926,7 +924,7 @@ def slim_pod(pod: Obj) -> Obj:
     """The parts of a pod that are used here: about a fifth, because all pods are kept in memory.
     What a Ready pod says of itself is not used: all of them share one status."""
     metadata = pick(pod["metadata"], IDENTITY)
-    metadata["labels"] = pick(labels_of(pod), IDENTIFYING)
+    metadata["labels"] = pick(labels_of(pod), SELECTING)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(pod)}
     metadata["ownerReferences"] = [controller_of(pod)]
     status = READY_STATUS if is_ready(pod) else pod.get("status") or {}
@@ -951,9 +949,6 @@ class Connection(NamedTuple):
     api: ApiClient
     namespace: str  # the default one
     context: str | None = None  # of the kubeconfig; chosen once, at the start
-
-
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def connect(path: str | None, connections: int, context: str | None) -> Connection:
@@ -1041,10 +1036,10 @@ class Cluster:
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
         label = f"{MANAGED_BY_LABEL}={MANAGER}"
-        self.listed = [  # claims after pods, so that none is missing that was made before its pod
+        self.lists = [
             (self.pods, slim_pod, label),
-            (self.claims, slim_claim, CLAIM_LABEL),
-            (self.milvuses, slim_milvus, ""),  # last, so that no spec is older than the pods
+            (self.claims, slim_claim, CLAIM_LABEL),  # after pods: a listed pod's claim is there
+            (self.milvuses, slim_milvus, ""),  # last: no spec is older than the pods
         ]
         self.server = without_secrets(api.configuration.host)
 
@@ -1117,7 +1112,7 @@ class Cluster:
             most = PAGE_BYTES if options["limit"] > 1 else None
             body = self.request("get", resource, target, most, **options)
             if len(body) == most:
-                options["limit"] //= 4
+                options["limit"] = max(1, options["limit"] // 4)
                 continue
             metadata, items = split_list(body)
             digest = hashlib.blake2b(items).digest()
@@ -1166,10 +1161,8 @@ class Cluster:
     def delete(self, pod: Obj) -> None:
         """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
         it may be Ready by now."""
-        preconditions = {"uid": uid_of(pod)}
-        if not is_ready(pod):
-            preconditions["resourceVersion"] = version_of(pod)
-        body: Obj = {"preconditions": preconditions}
+        keys = ["uid"] if is_ready(pod) else ["uid", "resourceVersion"]
+        body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
         self.request("delete", self.pods, pod, body=body)
@@ -1235,11 +1228,11 @@ class Pass:
     """One pass over all Milvus resources."""
 
     started: float
-    is_once: bool  # whether what has failed is not tried again
+    is_once: bool  # whether each write is tried only once
     listed: float = 0  # when the lists had come
     deadline: float = 0  # after which no action begins
     unlisted: int = 0  # lists that have failed
-    left: int = 0  # more than 0 if something is left to do that can be done at once
+    is_cut: bool = False  # whether something is left that the next pass can do at once
     outages: dict[str, str] = field(default_factory=dict)  # what affects several; the details
     outcomes: list[str] = field(default_factory=list)  # what workers have done
 
@@ -1262,13 +1255,13 @@ class Visit:
         return tuple(map(version_of, (self.milvus, *self.pods.values(), *self.claims.values())))
 
     @property
-    def is_due(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether something has changed, or was left to do."""
         return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
 
     def serve(self) -> None:
-        """Serve one Milvus: decide, carry out, and say what was done; if nothing was done, write
-        its status and events."""
+        """Serve one Milvus: decide, carry out, and say what was done. If nothing was done, write
+        status and events: otherwise the lists are out of date, and the next visit writes them."""
         memory = self.memory
         memory.settled = ()
         is_complete = False
@@ -1276,9 +1269,9 @@ class Visit:
             if not action.is_due or self.waits(action.key):
                 continue
             if self.cluster.clock() >= self.this.deadline:
-                self.this.left += 1
+                self.this.is_cut = True
                 break
-            error = self.write(action.key, self.carry_out, action)
+            error = self.attempt(action.key, self.carry_out, action)
             if error and error.ends_visit:  # what is left is tried in the next pass
                 break
         else:
@@ -1286,16 +1279,14 @@ class Visit:
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        says_status = not self.done or self.cluster.dry_run  # else the next pass, which sees more
-        if says_status:
+        is_last = not self.done or self.cluster.dry_run
+        if is_last:
             self.write_status()
             self.write_events()
-        memory.wake = min(
-            # Those that are over have had their turn in this visit.
-            (b.until for b in memory.back_offs.values() if b.until >= self.this.listed),
-            default=math.inf if is_complete else 0,
-        )
-        if is_complete and says_status:
+        # Back-offs that are over have had their turn in this visit.
+        waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
+        memory.wake = min(waiting, default=math.inf if is_complete else 0)
+        if is_complete and is_last:
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
@@ -1312,7 +1303,7 @@ class Visit:
             actions = [*decide(self.milvus, self.spec, self.pods, self.claims, memory.back_offs)]
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
-        except Exception as error:
+        except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
         # Forget what failed and is no longer to do; what was done and may repeat stays.
@@ -1325,7 +1316,7 @@ class Visit:
         return sorted(actions, key=lambda action: action.key in memory.back_offs)
 
     def waits(self, key: Key) -> bool:
-        return self.this.listed < self.memory.back_offs.get(key, TRY).until
+        return self.this.listed < self.memory.back_offs.get(key, NO_BACK_OFF).until
 
     def carry_out(self, action: Action) -> None:
         cluster = self.cluster
@@ -1339,13 +1330,15 @@ class Visit:
             case "grow":
                 name = name_of(action.obj)
                 cluster.grow(action.obj, self.spec.storage["size"])
-            case "restart" if not is_finished(action.obj) and not self.create_claim(ordinal):
-                return  # its claim is there, without our label, or claims cannot be listed
+            case "restart":
+                if not is_finished(action.obj) and not self.create_claim(ordinal):
+                    return  # its claim is there, without our label, or claims cannot be listed
+                cluster.delete(action.obj)
             case "replace":
                 # Of the first ordinal, so that all are refused with the same words.
                 cluster.check(new_pod(self.milvus, self.spec, 0))
                 cluster.delete(action.obj)
-            case _:
+            case "delete":
                 cluster.delete(action.obj)
         self.done[action.verb, action.reason].append(name)
 
@@ -1359,11 +1352,10 @@ class Visit:
         except ApiError as error:
             if error.reason != EXISTS:
                 raise
-            before = self.memory.back_offs.get(("create", ordinal), TRY)
-            if before.error and before.why.reason == INVALID:
-                raise before.error from None  # admission has changed it when it was created
-            why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
-            raise ApiError(403, why.message, own=why.reason) from None
+            error.why = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).why
+            if error.why.reason != INVALID:  # else admission has changed the pod, and it is ours
+                error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
+            raise
 
     def create_claim(self, ordinal: int) -> bool:
         """Make sure that a claim exists; returns whether it was created."""
@@ -1377,14 +1369,13 @@ class Visit:
         self.done["claim", ""].append(name_of(claim))
         return True
 
-    def write(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
-        """Record how the task failed, if it did: nothing that an object contains may end the
-        loop."""
+    def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
+        """Record what came of the task. Nothing that an object contains may end the loop."""
         error = None
         try:
             task(*arguments)
         except ApiError as failed:
-            error = failed
+            error = failed.with_traceback(None)  # which would keep this visit in memory
         except Exception as failed:
             error = unexpected(failed)
         self.record(key, error)
@@ -1394,10 +1385,11 @@ class Visit:
         """Record what came of a write: what has failed backs off, and so does what may have to be
         done again and again, such as the restart of a pod."""
         back_offs = self.memory.back_offs
-        before = back_offs.pop(key, TRY)
+        before = back_offs.pop(key, NO_BACK_OFF)
         now = self.cluster.clock()
-        if now >= before.until - before.delay + QUIET:
-            before = TRY
+        began = before.until - before.delay
+        if now >= began + QUIET or (error and not before.error):
+            before = NO_BACK_OFF
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
@@ -1408,9 +1400,10 @@ class Visit:
         if error:
             is_stale = error.is_conflict and delay <= CONFLICT_DELAY
             if is_stale:
-                error.own = PENDING
+                error.why = Reason(PENDING, str(error))
                 until = now
-            self.this.left += is_stale or error.is_lost
+            if is_stale or error.is_lost:
+                self.this.is_cut = True
         back_offs[key] = BackOff(until, delay, error)
         if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
@@ -1442,7 +1435,7 @@ class Visit:
         if status.items() <= self.milvus.get("status", {}).items():
             memory.back_offs.pop(STATUS, None)
             return
-        if self.write(STATUS, self.cluster.patch_status, self.milvus, status):
+        if self.attempt(STATUS, self.cluster.patch_status, self.milvus, status):
             return
         self.this.outcomes.append(STATUS_UPDATED)
         before = condition_of(self.milvus, "Reconciled")
@@ -1455,7 +1448,7 @@ class Visit:
         news = self.memory.news
         del news[:-MAX_NEWS]
         while news and not self.waits(EVENT):
-            if self.write(EVENT, self.cluster.create_event, news[0]):
+            if self.attempt(EVENT, self.cluster.create_event, news[0]):
                 break
             del news[0]
 
@@ -1473,8 +1466,8 @@ class Operator:
         self.clock = self.cluster.clock
         # What has failed may hang the next time: it gets a quarter of the workers at most.
         quarter = max(1, self.workers // 4)
-        self.pool = ThreadPoolExecutor(max(1, self.workers - quarter))
-        self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.pool
+        self.first_tries = ThreadPoolExecutor(max(1, self.workers - quarter))
+        self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.first_tries
         self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
         self.memories: dict[str, Memory] = {}  # by the UID of the Milvus
         self.is_ready = False  # whether all lists of a pass have succeeded
@@ -1498,7 +1491,7 @@ class Operator:
         """Make passes until one gets nothing done; returns whether all went well."""
         while True:
             this = self.run_pass(is_once=True)
-            if not this.left and not {*this.outcomes} - {STATUS_UPDATED}:
+            if not this.is_cut and not {*this.outcomes} - {STATUS_UPDATED}:
                 break
         failed = any(memory.state == "failed" for memory in self.memories.values())
         return not (failed or this.unlisted)
@@ -1508,14 +1501,15 @@ class Operator:
         this = Pass(self.clock(), is_once)
         try:
             self.cluster.renew()
-            first_tries = []
+            tasks = []
             for visit in self.observe(this):
                 has_failed = any(b.error for b in visit.memory.back_offs.values())
-                pool = self.second_tries if has_failed else self.pool
-                task = pool.submit(visit.write, VISIT, visit.serve)
+                pool = self.second_tries if has_failed else self.first_tries
+                task = pool.submit(visit.attempt, VISIT, visit.serve)
                 self.tasks[task] = uid_of(visit.milvus)
-                first_tries += [] if has_failed else [task]
-            self.wait(this, first_tries)
+                if pool is self.first_tries:
+                    tasks.append(task)
+            self.wait(this, tasks)
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
             this.unlisted += 1
@@ -1540,7 +1534,7 @@ class Operator:
         # Before the lists: what still runs then may change what they show.
         self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
         busy = {*self.tasks.values()}
-        this.left = len(busy)
+        this.is_cut = bool(busy)
         visits = []
         for namespace in self.namespaces:
             visits += self.list_namespace(this, namespace)
@@ -1554,13 +1548,13 @@ class Operator:
         self.is_ready |= not this.unlisted
         known = self.memories if this.unlisted else {}
         self.memories = known | {uid_of(visit.milvus): visit.memory for visit in visits}
-        due = [visit for visit in visits if visit.is_due and uid_of(visit.milvus) not in busy]
-        return sorted(due, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
+        needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
+        return sorted(needed, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
 
     def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
         """List a namespace, or all. Returns a visit for each Milvus."""
         pods, claims, milvuses = (
-            self.list_kind(this, namespace, *kind) for kind in self.cluster.listed
+            self.list_kind(this, namespace, *entry) for entry in self.cluster.lists
         )
         if pods is None or milvuses is None:
             return []
@@ -1602,7 +1596,8 @@ class Operator:
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
         for task in self.tasks:
-            this.left += task.cancel() or not task.done()
+            if task.cancel() or not task.done():
+                this.is_cut = True
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
@@ -1682,9 +1677,8 @@ def text_line(record: logging.LogRecord) -> str:
 
 
 def json_line(record: logging.LogRecord) -> str:
-    message = record.getMessage()
-    at = timestamp("milliseconds")
-    return json.dumps({"timestamp": at, "level": record.levelname, "message": message})
+    level = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
+    return json.dumps(level | {"message": record.getMessage()})
 
 
 def start_log(verbose: bool, log_format: str) -> None:

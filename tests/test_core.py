@@ -14,14 +14,15 @@ from tests.lib.world import milvus as created
 WAITS, OVER = 1, 0  # it is 0 now
 REFUSED = mo.BackOff(WAITS, 10, mo.ApiError(403, "no"))
 LOST = mo.BackOff(WAITS, 1, mo.ApiError(0, "no answer"))
-HELD = mo.BackOff(WAITS, 10, mo.ApiError(403, "a stranger", own="NameConflict"))
+HELD = mo.BackOff(WAITS, 10, mo.ApiError(409, "the name is taken"))
+HELD.error.why = mo.Reason("NameConflict")  # type: ignore[union-attr]
 THREE_OLD = "x-0 old, x-1 old, x-2 old"
 
 
 def todo(replicas: int, there: str, failed: mo.BackOffs) -> set[str]:
     """What is done now, such as {"delete x-2", "create x-0"}."""
     actions = decided(milvus(replicas), pods(there), failed=failed)
-    now = [one for one in actions if one.is_due and failed.get(one.key, mo.TRY).until <= 0]
+    now = [one for one in actions if one.is_due and failed.get(one.key, mo.NO_BACK_OFF).until <= 0]
     return {f"{action.verb} x-{action.ordinal}" for action in now}
 
 

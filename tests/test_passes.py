@@ -115,7 +115,7 @@ def test_a_pass_acts_for_five_times_what_its_lists_took_and_at_least_five_second
     world = World(milvus("a", replicas=20), milvus("b"), workers=1, interval=interval)
     world.server.delay("list", "pods", takes)
     world.server.delay("create", "pods", 1)
-    assert world.operator.run_pass().left
+    assert world.operator.run_pass().is_cut
     assert len(world.pods()) == created
     world.run(60)
     assert len(world.pods()) == 21
@@ -132,13 +132,13 @@ def test_a_change_waits_for_one_pass_of_a_burst_only() -> None:
     assert "z-0" in world.pods()
 
 
-def test_a_thousand_replicas_of_one_milvus_take_one_pass() -> None:
-    world = World(milvus("x", replicas=1000), workers=16)
+def test_hundreds_of_replicas_of_one_milvus_take_one_pass() -> None:
+    world = World(milvus("x", replicas=200), workers=16)
     world.passes()
-    assert len(world.pods()) == 1000
-    assert "pass over 1 Milvus resource(s): created pod: 1000, 0.00 s" in world.log
+    assert len(world.pods()) == 200
+    assert "pass over 1 Milvus resource(s): created pod: 200, 0.00 s" in world.log
     world.passes(2)
-    assert world.status("x")["replicas"] == 1000
+    assert world.status("x")["replicas"] == 200
     (created,) = world.events()
     assert created.startswith("Created: created pods x-0, x-1, x-2, ")
 

@@ -41,7 +41,9 @@ replicas = st.integers(0, 6)
 reasons = ["NameConflict", "QuotaExceeded", "Invalid", "Forbidden", "APIError", "Pending"]
 some_words = st.builds(mo.Reason, st.sampled_from(reasons), st.text())
 some_problems = st.dictionaries(st.integers(0, 5), some_words)
-errors = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), mo.ApiError(403, "", own="NameConflict")]
+taken = mo.ApiError(409, "")
+taken.why = mo.Reason("NameConflict")
+errors = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), taken]
 back_offs = st.builds(mo.BackOff, st.sampled_from([0, 1]), st.just(10), st.sampled_from(errors))
 keys = st.tuples(st.sampled_from(["create", "restart", "replace", "delete"]), st.integers(0, 5))
 failures = st.dictionaries(keys, back_offs, max_size=4)

@@ -24,7 +24,7 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     world.change("x", image="milvus:2")
     world.passes(5)
     assert deleted(world) == ["x-2"], "the next when the last is Ready"
-    assert "milvus test/x: deleted pod x-2: its template is outdated" in world.log
+    assert "milvus test/x: deleted pod x-2: the template is outdated" in world.log
     world.server.finish_deletions()
     world.passes(5)
     assert deleted(world) == ["x-2"], "not when it is only there"

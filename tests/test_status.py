@@ -30,7 +30,7 @@ def test_events_tell_the_story() -> None:
         "Created: created pod x-0",
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",
-        "Deleted: deleted pod x-0: its template is outdated",
+        "Deleted: deleted pod x-0: the template is outdated",
         "Created: created pod x-0",
         "Deleted: deleted pod x-0: Evicted",
         "Created: created pod x-0",

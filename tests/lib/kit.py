@@ -191,7 +191,7 @@ def settle(operator: mo.Operator, passes: int = 40) -> None:
     """Make passes until one finds nothing to write."""
     for _ in range(passes):
         this = operator.run_pass()
-        if not this.left and not this.outcomes:
+        if not this.is_cut and not this.outcomes:
             return
         time.sleep(0.1)  # for the kubelets
     raise AssertionError("there is always more to write")
