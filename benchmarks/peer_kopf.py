@@ -1,4 +1,4 @@
-"""The peer: the operator's bring-up as a kopf handler, with the client of kopf's documentation."""
+"""The peer: the bring-up as a kopf handler, with the client of kopf's documentation."""
 
 from contextlib import suppress
 from typing import Any
