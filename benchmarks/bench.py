@@ -137,7 +137,9 @@ class Program:
 
     def check(self) -> None:
         if self.process.poll():
-            raise RuntimeError(f"{self.process.args!r} failed: {self.log.read()[-600:]}")
+            raise RuntimeError(
+                f"{self.process.args!r} failed: {Path(self.log.name).read_text()[-600:]}"
+            )
 
     def says(self, text: str = bare.AT_REST) -> None:
         """Wait for the next line with this text."""
@@ -394,7 +396,7 @@ def report(bench: Bench, minutes: float) -> str:
 
 {fingerprint.line()}
 
-{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, {os.uname().sysname} {os.uname().release};
+{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, Linux {os.uname().release.split("-")[0]};
 Python {sys.version.split()[0]}, kubernetes {version("kubernetes")}, kopf {version("kopf")}; etcd
 and kube-apiserver {kubernetes} on the same machine. {minutes:.0f} minutes. Figures are medians;
 what is compared ran in turns, and the ratio is the median of those of the turns.
@@ -416,7 +418,7 @@ def main() -> None:
         bench = Bench(Namespace(plane.kubeconfig(), "default"), options.against)
         for row in ROWS:
             if row.__name__.startswith(chosen):
-                print(f"{row.__name__} …", flush=True)
+                print(f"{row.__name__} …")
                 row(bench)
         text = report(bench, (time.monotonic() - started) / 60)
     print(f"\n{text}")
