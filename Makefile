@@ -108,7 +108,7 @@ ifneq ($(origin DOCKER),file)
 		-t $(IMAGE) .
 	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-polling-operator-image.tar:$(IMAGE)
 endif
-	cd dist && sha256sum milvus-polling-operator-* > SHA256SUMS
+	cd dist && sha256sum milvus* > SHA256SUMS
 
 clean: ## remove the virtual environments and the tools' caches
 	rm -rf dist .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis

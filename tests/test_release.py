@@ -18,7 +18,7 @@ from tests.lib.kit import TOP, Command, Kube, output_of, settle
 from tests.lib.objects import by_kind
 from tests.lib.wire import Api
 from tests.lib.world import milvus
-from tools import fingerprint
+from tools import fingerprint, release
 from tools.matrix import PYTHONS
 
 SYSTEM = "milvus-polling-operator-system"
@@ -65,7 +65,7 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path:
 def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: Path) -> None:
     for name in ("tools", "samples", "docs"):
         shutil.copytree(TOP / name, tmp_path / name)
-    for name in ("Makefile", "crd.yaml", "deploy.yaml", "milvus_operator.py"):
+    for name in ("Makefile", "crd.yaml", "deploy.yaml", *release.SOURCES):
         shutil.copy(TOP / name, tmp_path)
     for name in fingerprint.RESULTS:
         (tmp_path / name).write_text(re.sub("`.*`", "`0123456789ab`", fingerprint.line()))
@@ -80,6 +80,7 @@ def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: 
         made.append({path.name: path.read_bytes() for path in tmp_path.glob("dist/*")})
     assert made[0] == made[1]
     files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
+    files += [f"milvus_polling_operator-{mo.__version__}-py3-none-any.whl"]
     assert sorted(made[0]) == ["SHA256SUMS", *files]
     said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=tmp_path / "dist")
     assert said.splitlines() == [f"{file}: OK" for file in files]

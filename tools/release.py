@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ Obj = dict[str, Any]
 Files = dict[str, bytes]  # by path
 
 IMAGE = f"{MANAGER}:{__version__}"  # as deploy.yaml has it
+SOURCES = ("milvus_operator.py", "pyproject.toml", "requirements.txt", "README.md", "LICENSE")
 BUNDLE = "operators.operatorframework.io.bundle."
 ANNOTATIONS = {  # of the bundle, which its image has as labels
     f"{BUNDLE}mediatype.v1": "registry+v1",
@@ -124,8 +128,23 @@ def service_version(image: str) -> Obj:
     return dict(csv)
 
 
+def wheel() -> Files:
+    """The archive for pip, built from copies. It has a time of its own, the first that a zip file
+    can have, so that the bytes are always the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SOURCES:
+            Path(folder, name).write_text(read(name))
+            Path(folder, name).chmod(0o644)  # whatever the umask is
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        build = [*pip, "wheel", "--no-deps", f"--wheel-dir={folder}", folder]
+        env = os.environ | {"SOURCE_DATE_EPOCH": "315532800"}
+        subprocess.run(build, env=env, umask=0o022, check=True)
+        return {path.name: path.read_bytes() for path in Path(folder).glob("*.whl")}
+
+
 def release(image: str) -> Files:
-    """The files of a release: a manifest with all that an installation needs, and the bundle."""
+    """The files of a release: a manifest with all that an installation needs, the bundle, and what
+    pip installs."""
     packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
@@ -135,7 +154,8 @@ def release(image: str) -> Files:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"
-    return {f"{name}.yaml": manifest.encode(), f"{name}-bundle.tar": packed.getvalue()}
+    files = {f"{name}.yaml": manifest.encode(), f"{name}-bundle.tar": packed.getvalue()}
+    return files | wheel()
 
 
 def main(what: str, folder: str, image: str) -> None:
