@@ -8,10 +8,11 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-
-from local.controlplane import new_key
+from cryptography.hazmat.primitives.asymmetric import ec
 
 LOCALHOST = ipaddress.ip_address("127.0.0.1")
+PEM = serialization.Encoding.PEM
+PKCS8 = serialization.PrivateFormat.PKCS8
 
 
 def certificate(
@@ -23,7 +24,8 @@ def certificate(
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
-    now, key = datetime.now(UTC), new_key(folder / "key")
+    now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+    (folder / "key").write_bytes(key.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, folder.name)])
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
@@ -39,7 +41,7 @@ def certificate(
         builder = builder.add_extension(own, critical=False)
         builder = builder.add_extension(of_issuer, critical=False)
     signed = builder.sign(signer, hashes.SHA256())
-    (folder / "crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / "crt").write_bytes(signed.public_bytes(PEM))
     return signed, key
 
 
