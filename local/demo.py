@@ -28,26 +28,18 @@ TOP = Path(__file__).resolve().parent.parent
 NAME = "milvus-crd-test"
 TERMINAL = sys.stdout.isatty()
 BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
-    ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m") if TERMINAL else ("",) * 6
+    f"\x1b[{code}m" if TERMINAL else "" for code in (1, 2, 32, 33, 31, 0)
 )
 TABLE = ("get", "mi,pods")
-GOOD, PASSING = (
-    r"\b(Ready|Running)\b",
-    r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b",
-)
-
-GROW = json.dumps({"spec": {"storage": {"size": "2Gi"}}})
-CONFIGURE = json.dumps({"spec": {"milvusSpec": "proxy: {maxNameLength: 300}"}})
-
-
-def is_configured(pod: dict[str, Any]) -> bool:
-    return {"name": "proxy.maxNameLength", "value": "300"} in pod["spec"]["containers"][0]["env"]
+GOOD = r"\b(Ready|Running)\b"
+PASSING = r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b"
+IMAGE = "milvusdb/milvus:v2.6.25"
+SETTING = {"name": "proxy.maxNameLength", "value": "300"}
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    return any(
-        c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", [])
-    )
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 class Missed(Exception):
@@ -55,10 +47,12 @@ class Missed(Exception):
 
 
 class Screen:
-    """Prints lines and, on a terminal, redraws a live table below them. Two threads write: the tour and the log."""
+    """Prints lines and, on a terminal, redraws a live table below them. Two threads write: the tour
+    and the log."""
 
     def __init__(self) -> None:
-        self.lock, self.table = threading.Lock(), list[str]()
+        self.lock = threading.Lock()
+        self.table = list[str]()
 
     def show(self, text: str = "", style: str = "") -> None:
         with self.lock:
@@ -76,9 +70,8 @@ class Screen:
 
     def erase(self) -> None:
         if self.table:
-            print(
-                f"\x1b[{len(self.table)}A\x1b[J", end=""
-            )  # move up to its first line, and clear everything below
+            # Move up to its first line, and clear everything below.
+            print(f"\x1b[{len(self.table)}A\x1b[J", end="")
 
     def draw(self) -> None:
         print("".join(f"{colour(line)}\n" for line in self.table), end="", flush=True)
@@ -94,15 +87,17 @@ show = screen.show
 
 class Demo:
     def __init__(self, plane: ControlPlane) -> None:
-        self.plane, self.number = plane, 0
+        self.plane = plane
+        self.number = 0
+        self.env = os.environ | {"KUBECONFIG": str(plane.kubeconfig())}
         self.operator = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), "--interval", "1"],
-            env=self.env(), stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            env=self.env,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         threading.Thread(target=self.follow, daemon=True).start()
-
-    def env(self) -> dict[str, str]:
-        return os.environ | {"KUBECONFIG": str(self.plane.kubeconfig())}
 
     def follow(self) -> None:
         """Show the operator's log."""
@@ -114,7 +109,7 @@ class Demo:
         if not quiet:
             show(f"$ {shlex.join(['kubectl', *arguments])}", BOLD)
         command = [str(self.plane.kubectl), f"--cache-dir={self.plane.folder}/kubectl", *arguments]
-        done = subprocess.run(command, env=self.env(), cwd=TOP, capture_output=True, text=True)
+        done = subprocess.run(command, env=self.env, cwd=TOP, capture_output=True, text=True)
         if done.returncode:
             raise Missed(done.stderr.strip())
         if not quiet:
@@ -127,11 +122,18 @@ class Demo:
         listed = json.loads(self.kubectl("get", "pods", *mine, "-o", "json", quiet=True))["items"]
         return {pod["metadata"]["name"]: pod for pod in listed}
 
-    def names(self) -> list[str]:
-        return sorted(self.pods())
+    def containers(self) -> list[dict[str, Any]]:
+        return [pod["spec"]["containers"][0] for pod in self.pods().values()]
+
+    def uids(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.pods().values()}
+
+    def patch(self, name: str, **spec: Any) -> None:
+        body = json.dumps({"spec": spec})
+        self.kubectl("patch", "milvus", name, "--type=merge", "-p", body)
 
     def ready(self, replicas: int) -> bool:
-        """Whether exactly this many pods exist and are Ready, and the status of the Milvus says so."""
+        """Whether exactly this many pods exist and are Ready, and the status says so."""
         milvus = json.loads(self.kubectl("get", "mi", NAME, "-o", "json", quiet=True))
         status = milvus.get("status", {})
         conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
@@ -168,12 +170,9 @@ class Demo:
         self.wait("a Ready pod", lambda: self.ready(1))
 
         self.step("The pod is deleted: the operator replaces it")
-        before = self.pods()[f"{NAME}-0"]["metadata"]["uid"]
+        before = self.uids()
         self.kubectl("delete", "pod", f"{NAME}-0", "--wait=false")
-        self.wait(
-            "another pod",
-            lambda: self.ready(1) and self.pods()[f"{NAME}-0"]["metadata"]["uid"] != before,
-        )
+        self.wait("another pod", lambda: self.uids() != before and self.ready(1))
 
         self.step("The Milvus is scaled: 1 → 3 → 5 → 2 pods")
         for replicas in (3, 5, 2):
@@ -181,60 +180,46 @@ class Demo:
             self.wait(f"{replicas} pods", partial(self.ready, replicas))
 
         self.step("The image changes: the pods are replaced one at a time, highest ordinal first")
-        image = "milvusdb/milvus:v2.6.25"
-        self.kubectl(
-            "patch", "milvus", NAME, "--type=merge", "-p", json.dumps({"spec": {"image": image}})
-        )
-        self.wait("the new image in all pods", lambda: self.ready(2) and self.images() == {image})
-        self.kubectl(
-            "get",
-            "pods",
-            "-o",
-            "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image",
-        )
+        self.patch(NAME, image=IMAGE)
+        self.wait("the new image in all pods", self.rolled(lambda one: one["image"] == IMAGE))
+        columns = "custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[0].image"
+        self.kubectl("get", "pods", "-o", columns)
 
-        self.step(
-            "The configuration changes: spec.milvusSpec becomes environment variables, and the pods roll again"
-        )
+        self.step("The configuration changes: milvusSpec becomes environment variables")
         self.show_condition("Reconciled")
-        self.kubectl("patch", "milvus", NAME, "--type=merge", "-p", CONFIGURE)
-        self.wait(
-            "the setting in all pods",
-            lambda: self.ready(2) and all(map(is_configured, self.pods().values())),
-        )
+        self.patch(NAME, milvusSpec="proxy: {maxNameLength: 300}")
+        self.wait("the setting in all pods", self.rolled(lambda one: SETTING in one["env"]))
         environment = '{range .spec.containers[0].env[*]}{.name}={.value}{"\\n"}{end}'
         self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={environment}")
         self.show_condition("Reconciled")
 
         self.step("The Milvus is deleted: its pods are deleted with it")
         self.kubectl("delete", "milvus", NAME)
-        self.wait("no pods", lambda: not self.names())
+        self.wait("no pods", lambda: not self.pods())
 
-        self.step(
-            "Another Milvus has a volume, which grows: its claim asks for more, no pod is touched"
-        )
+        self.step("Another Milvus has a volume, which grows: no pod is touched")
         show("Nothing provisions or enlarges volumes here: the demo itself makes the volume.")
         self.kubectl("apply", "-f", "local/volume.yaml")
         self.wait("a Ready pod", lambda: self.value("mi/kept", "status.readyReplicas") == "1")
-        before = self.value("pod/kept-0", "metadata.uid")
-        self.kubectl("patch", "milvus", "kept", "--type=merge", "-p", GROW)
+        uid = self.value("pod/kept-0", "metadata.uid")
+        self.patch("kept", storage={"size": "2Gi"})
         asked = "spec.resources.requests.storage"
         self.wait("a larger claim", lambda: self.value("pvc/data-kept-0", asked) == "2Gi")
-        self.kubectl(
-            "get", "pvc", "-o", f"custom-columns=NAME:.metadata.name,STATUS:.status.phase,ASKS FOR:.{asked}"
-        )  # fmt: skip
-        if self.value("pod/kept-0", "metadata.uid") != before:
+        columns = f"custom-columns=NAME:.metadata.name,STATUS:.status.phase,ASKS FOR:.{asked}"
+        self.kubectl("get", "pvc", "-o", columns)
+        if self.value("pod/kept-0", "metadata.uid") != uid:
             raise Missed("the pod was replaced")
 
     def value(self, target: str, field: str) -> str:
         return self.kubectl("get", target, "-o", f"jsonpath={{.{field}}}", quiet=True)
 
     def show_condition(self, kind: str) -> None:
-        reason = f'{{range .status.conditions[?(@.type=="{kind}")]}}{{.type}}={{.status}} {{.reason}}: {{.message}}{{end}}'
-        self.kubectl("get", "milvus", NAME, "-o", f"jsonpath={reason}")
+        fields = "{.type}={.status} {.reason}: {.message}"
+        condition = f'{{range .status.conditions[?(@.type=="{kind}")]}}{fields}{{end}}'
+        self.kubectl("get", "milvus", NAME, "-o", f"jsonpath={condition}")
 
-    def images(self) -> set[str]:
-        return {pod["spec"]["containers"][0]["image"] for pod in self.pods().values()}
+    def rolled(self, is_new: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
+        return lambda: self.ready(2) and all(map(is_new, self.containers()))
 
     def stop(self) -> None:
         if self.operator.poll() is None:
@@ -244,55 +229,50 @@ class Demo:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--wait", choices=["auto", "yes", "no"], default="auto", help="stay up after the tour"
-    )
+    choices = ["auto", "yes", "no"]
+    parser.add_argument("--wait", choices=choices, default="auto", help="stay up after the tour")
     wait = parser.parse_args().wait
-    for signum in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # a shell's background job starts with SIGINT ignored
+    if wait == "auto":
+        wait = "yes" if sys.stdin.isatty() and TERMINAL else "no"
+    # A shell's background job starts with SIGINT ignored.
+    for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.default_int_handler)
     demo = None
     try:
         commands()  # builds them the first time
         started = time.monotonic()
         with ControlPlane() as plane:
-            show(
-                f"a Kubernetes control plane with simulated nodes is up ({time.monotonic() - started:.1f} s)"
-            )
+            seconds = time.monotonic() - started
+            show(f"a Kubernetes control plane with a simulated node is up ({seconds:.1f} s)")
             try:
                 demo = Demo(plane)
                 demo.tour()
-                show(
-                    f"\nThat was the life of a Milvus, in {time.monotonic() - started:.0f} s.",
-                    BOLD + GREEN,
-                )
-                if wait == "yes" or (wait == "auto" and sys.stdin.isatty() and sys.stdout.isatty()):
-                    show(
-                        "The control plane and the operator stay up until Ctrl-C. In another terminal:\n"
-                    )
-                    show(
-                        f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n"
-                    )
-                    if plane.kubectl.parent.name != "bin":
-                        show(f"  (kubectl is at {plane.kubectl})\n")
-                    signal.pause()
+                seconds = time.monotonic() - started
+                show(f"\nThat was the life of a Milvus, in {seconds:.0f} s.", BOLD + GREEN)
+                if wait == "yes":
+                    stay(plane)
             finally:
                 screen.watch("")
                 if demo:
                     demo.stop()
         return 0
     except KeyboardInterrupt:
-        return 0 if wait != "no" else 130
+        return 0 if wait == "yes" else 130
     except Unavailable as error:
         show(f"\nThe demo failed: the control plane can't be started: {error}", BOLD + RED)
     except (Missed, subprocess.SubprocessError) as error:
         show(f"\nThe demo failed in step {demo.number if demo else 0}: {error}", BOLD + RED)
-        show(
-            "The lines with 'operator |' are the operator's log. If the machine was busy, run it again."
-        )
+        advice = "If the machine was busy, run it again."
+        show(f"The lines with 'operator |' are the operator's log. {advice}")
     return 1
+
+
+def stay(plane: ControlPlane) -> None:
+    show("The control plane and the operator stay up until Ctrl-C. In another terminal:\n")
+    show(f"  export KUBECONFIG={plane.kubeconfig()}\n  kubectl apply -f sample.yaml\n")
+    if plane.kubectl.parent.name != "bin":
+        show(f"  (kubectl is at {plane.kubectl})\n")
+    signal.pause()
 
 
 if __name__ == "__main__":
