@@ -3,10 +3,8 @@
     python -m local.controlplane            # start one, print how to use it, and stop it on Ctrl-C
     python -m local.controlplane build      # only build its binaries, into the cache
 
-etcd, kube-apiserver, kube-scheduler and kube-controller-manager are the real ones; the node and its
-kubelet are simulated by kwok. All are built once, into a cache folder, from the Go modules that
-modules/go.mod pins. Binaries in the folder KUBEBUILDER_ASSETS are used instead, if there are any.
-The CRD of this repository is installed.
+kwok simulates the node and its kubelet; the rest is real. The commands are built once, into a cache
+folder, from the Go modules that modules/go.mod pins, unless the folder KUBEBUILDER_ASSETS has them.
 
 The process that starts them is a supervisor: it runs in a session of its own, and when its standard
 input closes, it stops all of them and removes their folder. So nothing is left behind, however the
@@ -79,8 +77,7 @@ def commands() -> dict[str, Path]:
 
 
 def installed(command: str) -> Path | None:
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    path = shutil.which(command, path=assets) if assets else None
+    path = shutil.which(command, path=os.environ.get("KUBEBUILDER_ASSETS", "/nowhere"))
     if command == "kubectl":
         path = path or shutil.which(command)
     return Path(path) if path else None
@@ -160,10 +157,8 @@ def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[s
             os.killpg(process.pid, signal.SIGKILL)  # also its compilers
             raise
     if process.returncode:
-        said = " | ".join(lines[-5:])
         needs = "Go has to reach its module proxy (GOPROXY) and needs 5 GB of disk"
-        text = f"go {arguments[0]} failed: {said}. {needs}; the next run continues where it stopped"
-        raise Unavailable(text)
+        raise Unavailable(f"go {arguments[0]} failed ({needs}): {' | '.join(lines[-5:])}")
     return lines
 
 
@@ -171,16 +166,13 @@ def tell(process: subprocess.Popen[str], lines: list[str], total: int) -> None:
     """Say every few seconds what Go does, and how far it is."""
     started = time.monotonic()
     while process.poll() is None:
-        done = len(lines)
-        seconds = time.monotonic() - started
-        if total and done >= total:
-            say(f"linking, {seconds:.0f} s", over=True)
-        elif total and done:
-            text = f"compiling {lines[-1]}: {done} of {total} packages, {seconds:.0f} s"
-            say(text, over=True)
-        elif done and lines[-1].startswith("go: "):
-            text = lines[-1].removeprefix("go: ")
-            say(f"{text}: {done} modules, {seconds:.0f} s", over=True)
+        what = lines[-1] if lines else ""
+        far = f"{len(lines)} of {total} packages" if total else f"{len(lines)} modules"
+        if len(lines) == total:
+            what = "linking"
+        if total or what.startswith("go: "):
+            seconds = time.monotonic() - started
+            say(f"{what.removeprefix('go: ')} ({far}, {seconds:.0f} s)", over=True)
         time.sleep(0.5 if sys.stderr.isatty() else 5)
 
 
@@ -190,8 +182,7 @@ def start_once(command: str, binary: Path) -> None:
     done = run([str(binary), *arguments])
     if done.returncode:
         why = f"it ended with code {done.returncode}: {reason(done.stderr or done.stdout)}"
-        where = f"Its modules are pinned in {MODULES}, its flags in {__file__}"
-        raise Unavailable(f"{command} was built and thrown away, because {why}. {where}")
+        raise Unavailable(f"{command} was built and thrown away, because {why}")
 
 
 def run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
@@ -221,20 +212,18 @@ def find_go() -> str:
             for command in ([sys.executable, "-m", "venv", "--clear", str(venv)], pip):
                 done = run(command)
                 if done.returncode:
-                    said = " ".join((done.stderr or done.stdout).split())[-300:]
-                    advice = "You can install Go 1.26 yourself"
-                    raise Unavailable(f"cannot install a Go toolchain: {said}. {advice}")
+                    said = reason(done.stderr or done.stdout)
+                    raise Unavailable(f"cannot install a Go toolchain, install Go 1.26: {said}")
             (venv / "ready").touch()
     return f"{venv}/bin/go"
 
 
 def say(text: str, over: bool = False) -> None:
     """Print a line; with `over`, and on a terminal, the next line replaces it."""
-    line, end = f"control plane: {text}", "\n"
-    if sys.stderr.isatty():
-        line = f"\r\x1b[K{line}"
-        end = "" if over else "\n"
-    print(line, end=end, file=sys.stderr, flush=True)
+    terminal = sys.stderr.isatty()
+    start = "\r\x1b[K" if terminal else ""
+    end = "" if over and terminal else "\n"
+    print(f"{start}control plane: {text}", end=end, file=sys.stderr, flush=True)
 
 
 # ---------- The supervisor ----------
@@ -374,12 +363,11 @@ users: [{{name: admin, user: {{token: "{token}"}}}}]
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     said = reason((self.folder / f"{name}.log").read_text(errors="replace"))
-                    text = f"{name} ended with code {process.returncode}: {said}"
-                    advice = "if it was built here, remove it, and the next run builds it again"
-                    raise Unavailable(f"{text}. It is {self.commands[name]}; {advice}")
+                    ended = f"{self.commands[name]} ended with code {process.returncode}"
+                    raise Unavailable(f"{ended}: {said}")
             if time.monotonic() > end:
-                advice = "Try again when the machine has less to do"
-                raise Unavailable(f"{command} was not ready within a minute. {advice}")
+                text = f"{command} was not ready within a minute"
+                raise Unavailable(f"{text}: try again when the machine has less to do")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -477,10 +465,8 @@ def main(arguments: list[str]) -> int:
         if arguments == ["build"]:
             commands()
             return 0
-        started = time.monotonic()
         with ControlPlane() as plane:
-            say(f"up in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
-            say(f"for tests: CONTROL_PLANE={plane.folder}")
+            say(f"it is up; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it")
             print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)
             with suppress(KeyboardInterrupt):
                 signal.pause()

@@ -41,7 +41,7 @@ def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     env = no_index | {"HOME": str(tmp_path), "PATH": "/nowhere"}
     said = output_of(sys.executable, SCRIPT, "build", code=1, env=env)
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain: ")
+    assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain")
 
 
 SUITE = ["-m", "pytest", "-n2", "-p", "no:cacheprovider", "tests/test_cluster_rules.py"]
@@ -85,7 +85,7 @@ def test_a_new_binary_that_does_not_start_is_thrown_away_and_quoted(tmp_path: Pa
     (tmp_path / "go").chmod(0o755)
     env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     said = output_of(sys.executable, SCRIPT, "build", code=1, env=env)
-    why = "kwok was built and thrown away, because it ended with code 2: panic: no luck."
+    why = "kwok was built and thrown away, because it ended with code 2: panic: no luck"
     assert why in said.splitlines()[-1]
     (cached,) = tmp_path.glob(".cache/milvus-operator/*")
     assert sorted(path.name for path in cached.iterdir()) == ["etcd", "lock"]
