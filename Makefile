@@ -111,7 +111,7 @@ endif
 	cd dist && sha256sum milvus* > SHA256SUMS
 
 clean: ## remove the virtual environments and the tools' caches
-	rm -rf dist .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist build *.egg-info .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/run: requirements.txt

@@ -166,11 +166,11 @@ def tell(process: subprocess.Popen[str], lines: list[str], total: int) -> None:
     """Say every few seconds what Go does, and how far it is."""
     started = time.monotonic()
     while process.poll() is None:
-        what = lines[-1] if lines else ""
-        far = f"{len(lines)} of {total} packages" if total else f"{len(lines)} modules"
+        what = lines[-1] if lines else "starting"
+        far = f"{len(lines)} of {total} packages compiled" if total else f"{len(lines)} modules"
         if len(lines) == total:
             what = "linking"
-        if total or what.startswith("go: "):
+        if total or what.startswith("go: "):  # else it is a list of what is to be compiled
             seconds = time.monotonic() - started
             say(f"{what.removeprefix('go: ')} ({far}, {seconds:.0f} s)", over=True)
         time.sleep(0.5 if sys.stderr.isatty() else 5)
