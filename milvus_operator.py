@@ -5,9 +5,9 @@
     python milvus_operator.py -A       # manage all namespaces
 
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
-has changed, or has something left to do, gets a *visit* by a worker, which is a thread. A visit
-decides what to do (pure functions over plain dicts), carries it out, and says what was done; when
-there was nothing to do, it writes the status instead. The next pass sees what its writes did.
+has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
+to do (pure functions over plain dicts), carries it out, and says what was done; if nothing was to
+be done, it writes the status instead. The next pass sees the effect of its writes.
 
 What is kept between passes saves work and spaces out retries; nothing goes wrong if it is lost.
 Names are fixed, every delete carries a UID, and every decision starts from fresh lists, so a write
@@ -101,9 +101,9 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
-# Reasons for not being Ready that usually pass on their own, the kubelet's and ours.
-STARTING = {"ContainerCreating", "PodInitializing", "ContainersNotReady"}
-PASSING = STARTING | {PENDING, "Creating", "Updating", "Terminating"}
+# Reasons for not being Ready that usually pass on their own, ours and the kubelet's.
+PASSING = {PENDING, "Creating", "Updating", "Terminating"}
+PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 EXISTS = "AlreadyExists"  # the reason of the API server's Status object
 
@@ -195,8 +195,8 @@ def is_ready(pod: Obj) -> bool:
 
 
 def may_serve(pod: Obj) -> bool:
-    """Whether it is Ready, or only cannot report it: if a node falls silent, the node controller
-    sets the pod's condition to False, but leaves its containers ready."""
+    """Whether it is Ready, or merely cannot report that it is: if a node falls silent, the node
+    controller sets the pod's condition to False, but leaves its containers ready."""
     containers = pod["status"].get("containerStatuses") or [{}]  # none yet: not ready
     are_ready = all(container.get("ready") for container in containers)
     return is_ready(pod) or (are_ready and not is_finished(pod))
@@ -242,7 +242,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """The spec of a Milvus, read and checked once for each visit; if it is invalid, only that."""
+    """The spec of a Milvus, read and checked once for each visit."""
 
     image: str = ""
     replicas: int = 1
@@ -250,7 +250,7 @@ class Spec:
     pod: Obj = field(default_factory=dict)  # the overlay
     settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec sets nothing
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it
+    invalid: str = ""  # what is wrong with it; then nothing else is set
 
 
 def spec_of(milvus: Obj) -> Spec:
@@ -271,7 +271,7 @@ def spec_of(milvus: Obj) -> Spec:
     parse_quantity(spec.storage.get("size", 0))  # raises an error if it is not a quantity
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
-    new_pod(milvus, spec, 0)  # what cannot be laid over a pod is found before anything is done
+    new_pod(milvus, spec, 0)  # fail now, not half-way, if spec.pod cannot be laid over a pod
     return spec
 
 
@@ -503,7 +503,7 @@ def overlay_list(field: str, base: list[Obj], over: list[Any]) -> list[Any]:
     merged = []
     for item in over:
         covered = below.pop(id_of(item), None)
-        if covered is None or field in ("env", "volumes"):  # merging would keep both sources
+        if covered is None or field in ("env", "volumes"):  # merged, they would have two sources
             merged.append(item)
         else:
             merged.append(overlay(covered, item))
@@ -530,6 +530,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     name = name_of(pod)
     owner = controller_of(pod)
     is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
+    # Of an earlier Milvus of that name, of this one but newer than the lists, or an orphan.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
@@ -562,7 +563,7 @@ class Action(NamedTuple):
 
 
 class BackOff(NamedTuple):
-    """Until when something is not done again, the delay, and what it failed with, if it did."""
+    """The time before which something is not done again, the delay, and its error, if it failed."""
 
     until: float = -math.inf
     delay: float = 0
@@ -574,7 +575,7 @@ class BackOff(NamedTuple):
 
     @property
     def refused_until(self) -> float:
-        """A lost delete may still happen, so it is not a refusal: no other pod goes meanwhile."""
+        """Until when it is refused. A lost request is not: it may still be carried out."""
         is_refused = self.error is not None and not self.error.is_lost
         return self.until if is_refused else -math.inf
 
@@ -588,6 +589,7 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
     """Everything that should be done about the pods and claims with our names."""
     mine = members(milvus, pods)
+    yield from roll(spec, mine, failed)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         pod = pods.get(ordinal, {})
         claim = claims.get(ordinal, {})
@@ -601,7 +603,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             # As after `kubectl delete --cascade=orphan`.
             yield Action("adopt", ordinal, pod, "our name and labels, but no owner")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
-            yield Action("create", ordinal, {})  # if another pod has the name, this tells whose
+            yield Action("create", ordinal, {})  # even if a pod of another owner has the name
         elif is_mine and not is_outdated(pod, spec):  # else it is a case for roll()
             is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
             if is_finished(pod):
@@ -610,7 +612,6 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
                 yield Action("restart", ordinal, pod, "the claim is gone")
         if is_desired and claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
-    yield from roll(spec, mine, failed)
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
@@ -628,27 +629,33 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     """The pods to replace because their template is outdated. Those that serve nobody go at once: a
     roll must not wait for a broken pod (kubernetes/kubernetes#67250). Those that may serve go one
     at a time, from the highest ordinal, and only while all pods that are up to date are Ready."""
-    desired = {*range(spec.replicas)}
     outdated = [
         ordinal
-        for ordinal in sorted(desired & mine.keys(), reverse=True)
+        for ordinal in sorted({*range(spec.replicas)} & mine.keys(), reverse=True)
         if is_outdated(mine[ordinal], spec) and not is_ending(mine[ordinal])
     ]
     serving = [ordinal for ordinal in outdated if may_serve(mine[ordinal])]
-    broken = [ordinal for ordinal in outdated if ordinal not in serving]
-    for ordinal in broken:
-        yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # Wait neither for pods that could not be deleted, nor for names that others hold.
-    skipped = {ordinal for ordinal in broken if ("replace", ordinal) in failed}
-    skipped |= {ordinal for (_, ordinal), b in failed.items() if b.why.reason == NAME_CONFLICT}
-    ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    surplus = {ordinal for ordinal in ready - desired if ("delete", ordinal) not in failed}
-    may_go_on = not surplus and desired <= (ready | skipped | set(serving))
+    for ordinal in outdated:
+        if ordinal not in serving:
+            yield Action("replace", ordinal, mine[ordinal], OUTDATED)
+    is_due = others_are_ready(spec, mine, serving, failed)
     # The same pod until it is done; but one whose delete was refused goes last.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
     for ordinal in serving:
-        is_due = may_go_on and ordinal == serving[0]
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
+        is_due = False
+
+
+def others_are_ready(spec: Spec, mine: Objs, serving: list[int], failed: BackOffs) -> bool:
+    """Whether all pods except the serving ones are Ready, and no Ready one is about to be deleted.
+    A pod that cannot be deleted or created does not count, or the roll would be stuck."""
+    for ordinal in {*range(spec.replicas)} - {*serving}:
+        why = failed.get(("create", ordinal), NO_BACK_OFF).why
+        is_stuck = ("replace", ordinal) in failed or why.reason in (NAME_CONFLICT, QUOTA_EXCEEDED)
+        if not is_stuck and not (ordinal in mine and is_ready(mine[ordinal])):
+            return False
+    surplus = [ordinal for ordinal in mine if ordinal >= spec.replicas]
+    return not any(is_ready(mine[o]) and ("delete", o) not in failed for o in surplus)
 
 
 # --- What the status and the events say ---
@@ -663,7 +670,7 @@ def why_not_ready(pod: Obj) -> Reason:
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(kind) or []:
             for state in (container.get("state") or {}).values():  # waiting, running or terminated
-                if state.get("reason", "Completed") != "Completed":
+                if state.get("reason") not in (None, "Completed"):
                     return Reason(state["reason"], state.get("message") or "")
     for kind in ("PodScheduled", "Ready"):
         condition = condition_of(pod, kind)
@@ -678,7 +685,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
     for ordinal in range(spec.replicas):
         pod = mine.get(ordinal)
         if not pod:
-            unready[ordinal] = problems.get(ordinal, Reason("Creating", "it is not there yet"))
+            unready[ordinal] = problems.get(ordinal, Reason("Creating", "it is not created yet"))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
         elif is_outdated(pod, spec):
@@ -810,26 +817,17 @@ class ApiError(Exception):
         self.code = code  # of HTTP; 0: there was no valid response
         self.reason = reason  # of the server's Status object
         self.outage: Outage | None = None  # if more than one Milvus is affected
-        # What it means for the Milvus concerned.
-        self.why = Reason(API_ERROR, str(self))
-        if code in (400, 422):
-            self.why = Reason(INVALID, str(self))
-        elif self.denial.startswith("exceeded quota: "):
-            self.why = Reason(QUOTA_EXCEEDED, str(self))
+        why = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
+        if self.denial.startswith("exceeded quota: "):
+            why = QUOTA_EXCEEDED
         elif self.denial.startswith("unable to create new content in namespace"):
-            self.why = Reason(PENDING, str(self))
-        elif code == 403:
-            self.why = Reason(FORBIDDEN, str(self))
-
-    @property
-    def is_conflict(self) -> bool:
-        """Whether something has changed since it was listed, so that the next pass knows better."""
-        return self.reason in ("Conflict", "NotFound")
+            why = PENDING
+        self.why = Reason(why, str(self))  # what it means for the Milvus concerned
 
     @property
     def is_lost(self) -> bool:
-        """Whether there was no answer to what was asked, so that a write may still take effect. The
-        API server's InternalError is an answer: most often, a webhook has failed."""
+        """Whether there was no answer, so that a write may still take effect, or none yet. The API
+        server's InternalError is an answer: most often, a webhook has failed."""
         return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
 
     @property
@@ -865,7 +863,7 @@ def unexpected(error: Exception) -> ApiError:
 
 # --- The bytes of a response (skip this on a first reading) ---
 JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
-NOT_KUBERNETES = "the response is not one of a Kubernetes API server"
+NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 
 
@@ -1017,7 +1015,7 @@ class Cluster:
     timeout: float = 30
     dry_run: bool = False
     clock: Callable[[], float] = time.monotonic
-    stopping: bool = False  # whether no write may begin
+    stopping: bool = False  # then no new write begins
 
     def __post_init__(self) -> None:
         self.dry_run_note = " (dry run)" if self.dry_run else ""
@@ -1078,7 +1076,7 @@ class Cluster:
             return body
         except ApiException as error:
             failed = api_error(error)
-            self.is_rejected |= not error.status  # then TLS has failed
+            self.is_rejected |= not error.status  # then TLS has failed: certificates may be new
         except (urllib3.exceptions.HTTPError, OSError) as error:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
@@ -1090,8 +1088,7 @@ class Cluster:
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
         """What affects more than one Milvus: the credentials, or a missing permission."""
-        is_anonymous = error.denial.startswith('User "system:anonymous"')
-        if is_anonymous or str(error) == "Unauthorized":
+        if str(error) == "Unauthorized":
             self.is_rejected = True
             advice = "log in again, or renew the token"
             return f"{self.server} rejects the credentials", advice
@@ -1206,7 +1203,7 @@ MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 # What may back off, besides actions.
-STATUS: Key = ("status", -1)
+STATUS: Key = ("status update", -1)
 EVENT: Key = ("event", -1)
 VISIT: Key = ("visit", -1)  # an unexpected error in the visit itself: only recorded, never waits
 
@@ -1285,8 +1282,10 @@ class Visit:
             self.write_events()
         # Back-offs that are over have had their turn in this visit.
         waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
-        memory.wake = min(waiting, default=math.inf if is_complete else 0)
-        if is_complete and is_last:
+        memory.wake = min(waiting, default=math.inf)
+        if not is_complete:
+            memory.wake = 0  # early in the next pass
+        elif is_last:
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
@@ -1352,8 +1351,10 @@ class Visit:
         except ApiError as error:
             if error.reason != EXISTS:
                 raise
-            error.why = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).why
-            if error.why.reason != INVALID:  # else admission has changed the pod, and it is ours
+            before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF)
+            if before.why.reason == INVALID:
+                error.why = before.why  # it is ours, but admission has changed it: see expect()
+            else:
                 error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             raise
 
@@ -1387,9 +1388,9 @@ class Visit:
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, NO_BACK_OFF)
         now = self.cluster.clock()
-        began = before.until - before.delay
-        if now >= began + QUIET or (error and not before.error):
-            before = NO_BACK_OFF
+        last = before.until - before.delay
+        if now >= last + QUIET or (error and not before.error):
+            before = NO_BACK_OFF  # a failure does not inherit the delay of successes
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
@@ -1398,7 +1399,8 @@ class Visit:
         delay = min(max(first, 2 * before.delay), most)
         until = math.inf if self.this.is_once else now + delay
         if error:
-            is_stale = error.is_conflict and delay <= CONFLICT_DELAY
+            # Something has changed since it was listed, so that the next pass knows better.
+            is_stale = error.reason in ("Conflict", "NotFound") and delay <= CONFLICT_DELAY
             if is_stale:
                 error.why = Reason(PENDING, str(error))
                 until = now
@@ -1409,7 +1411,7 @@ class Visit:
             self.memory.state = "failed"
             if not error.outage and before.why.reason in ("", PENDING):  # else it has been said
                 name = full_name(self.milvus)
-                log.warning("milvus %s: the status cannot be written: %s", name, error)
+                log.warning("milvus %s: the %s failed: %s", name, key[0], error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
         """Say something in the log, and in an event later."""
@@ -1469,7 +1471,9 @@ class Operator:
         self.first_tries = ThreadPoolExecutor(max(1, self.workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.first_tries
         self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
-        self.memories: dict[str, Memory] = {}  # by the UID of the Milvus
+        self.memories: dict[
+            str | None, dict[str, Memory]
+        ] = {}  # by namespace, by UID of the Milvus
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
@@ -1493,8 +1497,11 @@ class Operator:
             this = self.run_pass(is_once=True)
             if not this.is_cut and not {*this.outcomes} - {STATUS_UPDATED}:
                 break
-        failed = any(memory.state == "failed" for memory in self.memories.values())
+        failed = any(memory.state == "failed" for memory in self.all_memories())
         return not (failed or this.unlisted)
+
+    def all_memories(self) -> list[Memory]:
+        return [memory for known in self.memories.values() for memory in known.values()]
 
     def run_pass(self, is_once: bool = False) -> Pass:
         """List everything, visit each Milvus that has something to do, wait, and report."""
@@ -1546,8 +1553,6 @@ class Operator:
         if this.unlisted < 3 * len(self.namespaces):
             self.list_delay = 0
         self.is_ready |= not this.unlisted
-        known = self.memories if this.unlisted else {}
-        self.memories = known | {uid_of(visit.milvus): visit.memory for visit in visits}
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
         return sorted(needed, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
 
@@ -1560,13 +1565,15 @@ class Operator:
             return []
         pods_of = by_ordinal(pods)
         claims_of = by_ordinal(claims or [])
+        known = self.memories.get(namespace, {})
         visits = []
         for milvus in milvuses:
             if not is_ending(milvus):
-                memory = self.memories.get(uid_of(milvus)) or Memory()
-                mine = pods_of[full_name(milvus)]
+                memory = known.get(uid_of(milvus)) or Memory()
+                named = pods_of[full_name(milvus)]
                 stored = claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"]
-                visits.append(Visit(this, self.cluster, memory, milvus, mine, stored))
+                visits.append(Visit(this, self.cluster, memory, milvus, named, stored))
+        self.memories[namespace] = {uid_of(visit.milvus): visit.memory for visit in visits}
         return visits
 
     def list_kind(
@@ -1602,7 +1609,7 @@ class Operator:
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
         counts = Counter(this.outcomes)
-        memories = self.memories.values()
+        memories = self.all_memories()
         states = Counter(memory.state for memory in memories)
         back_offs = [b for memory in memories for b in list(memory.back_offs.values())]
         this.outages |= [b.error.outage for b in back_offs if b.error and b.error.outage]
@@ -1613,9 +1620,9 @@ class Operator:
         self.outages = this.outages
         seconds = self.clock() - this.started
         done = ", ".join(f"{what}: {count}" for what, count in counts.items())
-        total = f"{len(memories)} Milvus resource(s){self.cluster.dry_run_note}"
+        total = f"{len(memories)} Milvus resource(s) in {seconds:.2f} s{self.cluster.dry_run_note}"
         level = logging.INFO if done else logging.DEBUG
-        log.log(level, "pass over %s: %s, %.2f s", total, done or "nothing to do", seconds)
+        log.log(level, "pass over %s: %s", total, done or "nothing to do")
         PASSES.labels("failure" if this.outages else "success").inc()
         PASS_SECONDS.observe(seconds)
         for state in STATES:
@@ -1677,8 +1684,8 @@ def text_line(record: logging.LogRecord) -> str:
 
 
 def json_line(record: logging.LogRecord) -> str:
-    level = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
-    return json.dumps(level | {"message": record.getMessage()})
+    origin = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
+    return json.dumps(origin | {"message": record.getMessage()})
 
 
 def start_log(verbose: bool, log_format: str) -> None:
@@ -1720,13 +1727,15 @@ SETTINGS = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h",
 @click.option(
     "--interval", default=5.0, callback=seconds, help="Seconds from one pass to the next."
 )
-@click.option("--once", is_flag=True, help="Do what can be done now, then exit; 1 means failure.")
+@click.option(
+    "--once", is_flag=True, help="Do what can be done now, then exit: with 1 if it failed."
+)
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
 @click.option("--timeout", default=30.0, callback=seconds, help="Seconds to wait for a response.")
 @click.option("--workers", type=click.IntRange(1, 256), default=16, help="Concurrent writes.")
-@click.option("--health-port", type=click.IntRange(1, 65535), help="Serve health and metrics here.")
+@click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)

@@ -374,7 +374,6 @@ ROLE = "not allowed to create pods in namespace test: "
     ("code", "message", "reason", "line"),
     [
         (401, "Unauthorized", "APIError", LOGIN),
-        (403, f"pods is forbidden: {ANONYMOUS}", "Forbidden", LOGIN),
         (403, DENIED + USER, "Forbidden", ROLE + DENIED + USER),
         (403, DENIED + OWNER, "Forbidden", ROLE + DENIED + OWNER),
         (403, DENIED + QUOTA, "QuotaExceeded", ""),

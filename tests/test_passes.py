@@ -136,7 +136,7 @@ def test_hundreds_of_replicas_of_one_milvus_take_one_pass() -> None:
     world = World(milvus("x", replicas=200), workers=16)
     world.passes()
     assert len(world.pods()) == 200
-    assert "pass over 1 Milvus resource(s): created pod: 200, 0.00 s" in world.log
+    assert "pass over 1 Milvus resource(s) in 0.00 s: created pod: 200" in world.log
     world.passes(2)
     assert world.status("x")["replicas"] == 200
     (created,) = world.events()

@@ -257,7 +257,7 @@ def test_a_status_that_one_webhook_refuses_is_a_failure_of_that_milvus_alone() -
         world.live()
     assert world.status("b")["readyReplicas"] == 2
     assert len(world.pods()) == 4, "creates go on"
-    told = "milvus test/a: the status cannot be written: denied by a webhook"
+    told = "milvus test/a: the status update failed: denied by a webhook"
     assert world.troubles == [told]
     waits = world.times("patch", "milvuses/status")[-3:]
     assert waits == [10, 20, 40], "it backs off, though the pods change"
