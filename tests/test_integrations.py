@@ -1,61 +1,58 @@
-"""What docs/integrations.md says: Prometheus (samples/monitoring.yaml), Argo CD and Flux, whose checks are
-run on the status that the operator writes."""
+"""What docs/integrations.md and the samples say: Argo CD and Flux, whose checks are run on the status
+that the operator writes, Prometheus, and each sample on the API server."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import cel
+import pytest
 import yaml
 from lupa import lua51  # type: ignore[import-untyped]
 from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Obj
-from tests.lib.objects import NOW, by_kind, milvus, new_status, pod, pods
+from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, rest
+from tests.lib.objects import NOW, by_kind, milvus, new_status, pod
 
+# --- Argo CD and Flux ---
 TEXT = (TOP / "docs" / "integrations.md").read_text()
-
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
 ARGO, FLUX = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S))
 (VERSION,) = yaml.safe_load((TOP / "crd.yaml").read_text())["spec"]["versions"]
-MONITOR, RULES = (
-    doc["spec"] for doc in yaml.safe_load_all((TOP / "samples/monitoring.yaml").read_text())
-)
 UNSEEN = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
 UNPULLED = {"name": "milvus", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
-
-
-def written(milvus: Obj, pods: list[Obj]) -> Obj:
-    """The Milvus with the status that the operator writes for it."""
-    return milvus | {"status": new_status(milvus, pods)}
-
-
-def rejected(reason: str) -> Obj:
-    status = new_status(milvus(3), pods("x-0, x-1"), {2: mo.Reason(reason, "why")})
-    return milvus(3) | {"status": status}
-
-
-READY = pods("x-0, x-1, x-2")
 CHANGED = milvus()
 CHANGED["metadata"]["generation"] = 2
+
+
+def written(milvus: Obj, there: str = "x-0, x-1", rejected: str = "", **status: Any) -> Obj:
+    """The Milvus with the status that the operator writes for it."""
+    problems = {2: mo.Reason(rejected, "why")} if rejected else {}
+    found = [pod(*one.split(), **status) for one in there.split(", ") if one]
+    return milvus | {"status": new_status(milvus, found, problems)}
+
+
+READY = written(milvus(), "x-0, x-1, x-2")
 STATES = {
     "was created, and no operator has seen it yet": [milvus() | {"status": UNSEEN}],
     "waits for its pods, or for an image that can't be pulled": [
-        written(milvus(), []),
-        written(milvus(), pods("x-0, x-1")),
-        written(milvus(1), [pod("x-0", "starting", containerStatuses=[UNPULLED])]),
+        written(milvus()),
+        written(milvus(1), "x-0 starting", containerStatuses=[UNPULLED]),
     ],
-    "has all its pods ready and up to date": [written(milvus(), READY), written(CHANGED, READY)],
-    "is scaled to 0": [written(milvus(0), [])],
+    "has all its pods ready and up to date": [READY],
+    "is scaled to 0": [written(milvus(0), "")],
     "was changed, and the operator has not looked since": [
-        CHANGED | {"status": written(milvus(), READY)["status"]}
+        READY | {"metadata": CHANGED["metadata"]}
     ],
-    "is in a rolling update": [written(CHANGED, pods("x-0 old, x-1 old, x-2 old"))],
+    "is in a rolling update": [written(CHANGED, "x-0 old, x-1 old, x-2 old")],
     "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
-        written(milvus(milvusSpec="a: [b"), READY),
-        *map(rejected, ("NameConflict", "QuotaExceeded", "Forbidden")),
+        written(milvus(milvusSpec="a: [b")),
+        written(milvus(), rejected="NameConflict"),
+        written(milvus(), rejected="QuotaExceeded"),
+        written(milvus(), rejected="Forbidden"),
     ],
-    "has an `APIError`, which is retried": [rejected("APIError")],
+    "has an `APIError`, which is retried": [written(milvus(), rejected="APIError")],
 }
 
 
@@ -78,32 +75,87 @@ def flux(milvus: Obj) -> str:
 
 
 def test_argo_cd_and_flux_show_what_the_table_says() -> None:
-    shown = {
-        state: {(argo(milvus)["status"], flux(milvus)) for milvus in several}
-        for state, several in STATES.items()
-    }
-    assert shown == {state: {(in_argo, in_flux)} for state, in_argo, in_flux in ROWS}
-    assert argo(rejected("QuotaExceeded"))["message"] == "QuotaExceeded: why"
-    ending = written(milvus(), READY)
-    ending["metadata"]["deletionTimestamp"] = NOW
-    assert flux(ending) == "InProgress"
+    assert [row[0] for row in ROWS] == [*STATES]
+    for state, in_argo, in_flux in ROWS:
+        for one in STATES[state]:
+            assert argo(one)["status"] == in_argo, state
+            assert flux(one) == in_flux, state
+    exceeded = written(milvus(), rejected="QuotaExceeded")
+    assert argo(exceeded)["message"] == "QuotaExceeded: why"
+    ending = READY["metadata"] | {"deletionTimestamp": NOW}
+    assert flux(READY | {"metadata": ending}) == "InProgress"
+
+
+# --- Prometheus ---
+MONITOR, RULES = yaml.safe_load_all((TOP / "samples/monitoring.yaml").read_text())
 
 
 def test_the_pod_monitor_finds_the_operator() -> None:
     pod = by_kind((TOP / "deploy.yaml").read_text())["Deployment"]["spec"]["template"]
-    assert MONITOR["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert MONITOR["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    (endpoint,) = MONITOR["podMetricsEndpoints"]
+    (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
     assert f"--health-port={ports[endpoint['port']]}" in container["args"]
 
 
 def test_the_alerts_use_only_metrics_that_exist() -> None:
-    metrics = [metric for metric in vars(mo).values() if isinstance(metric, MetricWrapperBase)]
+    metrics = [one for one in vars(mo).values() if isinstance(one, MetricWrapperBase)]
     labels = {metric._name: metric._labelnames for metric in metrics}
-    for alert in (rule for group in RULES["groups"] for rule in group["rules"]):
+    for alert in RULES["spec"]["groups"][0]["rules"]:
         used = re.findall(r'(milvus_\w+)(?:\{(\w+)="(\w+)"\})?', alert["expr"])
         assert used, alert["alert"]
         for name, label, value in used:
             assert labels[name.removesuffix("_total")] == ((label,) if label else ())
             assert not label or value in (*mo.STATES, "success", "failure")
+
+
+# --- The samples ---
+SAMPLES = ("sample", "samples/minimal", "samples/production", "samples/tls")
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: str) -> None:
+    found = by_kind((TOP / f"{sample}.yaml").read_text())
+    x = found["Milvus"]
+    name = mo.name_of(x)
+    # Nothing provisions a volume for the claim of samples/production.yaml.
+    kube.create_volume(kube.ns, "100Gi", claimRef={"namespace": kube.ns, "name": "data-vectors-0"})
+    kube.kubectl("apply", "-f", str(TOP / f"{sample}.yaml"))
+    rest(operator, kube, f"{name}-0")
+    assert kube.condition("Ready", name)["status"] == "True"
+    kube.kubectl("delete", "pv", kube.ns, "--wait=false")
+    (made,) = kube.all_pods().values()
+    spread = made["spec"].get("topologySpreadConstraints", [])
+    selectors = [constraint["labelSelector"] for constraint in spread]
+    if service := found.get("Service"):
+        assert service["metadata"]["name"] == name, "its name is a part of the pods' DNS names"
+        assert service["spec"]["clusterIP"] == "None"
+        selectors.append({"matchLabels": service["spec"]["selector"]})
+    if budget := found.get("PodDisruptionBudget"):
+        selectors.append(budget["spec"]["selector"])
+    assert all(selector == {"matchLabels": mo.selector_of(x)} for selector in selectors)
+
+
+def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name() -> None:
+    containers = []
+    for sample in SAMPLES[2:]:
+        x = by_kind((TOP / f"{sample}.yaml").read_text())["Milvus"]
+        x["metadata"] |= {"namespace": "ns", "uid": "uid"}
+        containers += mo.new_pod(x, mo.spec_of(x), 0)["spec"]["containers"]
+    production, tls = containers
+    on = {"name": "common.security.authorizationEnabled", "value": "true"}
+    key = {"secretKeyRef": {"name": "vectors-root", "key": "password"}}
+    password = {"name": "common.security.defaultRootPassword", "valueFrom": key}
+    assert [one for one in production["env"] if one in (on, password)] == [on, password]
+    assert production["resources"]["limits"] == {"memory": "16Gi"}
+    env = {one["name"]: one.get("value", "") for one in tls["env"]}
+    assert env["common.security.tlsMode"] == "1"
+    mounts = [mount["mountPath"] for mount in tls["volumeMounts"]]
+    for name in ("tls.serverPemPath", "tls.serverKeyPath"):
+        assert str(Path(env[name]).parent) in mounts
+
+
+def test_sample_yaml_is_the_original_example() -> None:
+    sample = by_kind((TOP / "sample.yaml").read_text())
+    assert sample["Milvus"] == yaml.safe_load(ORIGINAL_MILVUS)

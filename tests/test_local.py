@@ -37,8 +37,8 @@ def test_nothing_is_left_behind(signum: int) -> None:
 
 
 def test_a_build_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
-    no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-    env = no_index | {"HOME": str(tmp_path), "PATH": "/nowhere"}
+    env = {"HOME": str(tmp_path), "PATH": "/nowhere"}
+    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     said = output_of(sys.executable, SCRIPT, "build", code=1, env=env)
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("control plane: cannot install a Go toolchain")
@@ -64,23 +64,16 @@ def test_given_binaries_need_no_build_and_one_that_does_not_start_is_named_once_
 
 
 FAKE_GO = r"""#!/bin/sh
-case "$1" in
-env) echo go1.26.0 ;;
-list) echo k8s.io/kubernetes/cmd/kubectl ;;
-build)
-  for part; do case "$part" in
-  -o=*) folder="${part#-o=}" ;;
-  */cmd/* | */v3)
-    name="${part%/v3}" && name="${name##*/}"
-    printf '#!/bin/sh\ncase "$0" in *kwok) echo "panic: no luck\ngoroutine 1" >&2; exit 2 ;; esac\n' >"$folder$name"
-    chmod +x "$folder$name" ;;
-  esac; done ;;
-esac
+[ "$1" = build ] || exec echo go1.26.0
+cd "${3#-o=}"
+echo '#!/bin/sh' >server
+printf '#!/bin/sh\necho "panic: no luck\ngoroutine 1" >&2; exit 2' >kwok
+chmod +x server kwok
 """
 
 
 def test_a_new_binary_that_does_not_start_is_thrown_away_and_quoted(tmp_path: Path) -> None:
-    """The Go of this test makes scripts; the one named kwok does not start."""
+    """The Go of this test makes scripts: the server, which is etcd, starts."""
     (tmp_path / "go").write_text(FAKE_GO)
     (tmp_path / "go").chmod(0o755)
     env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
@@ -95,18 +88,17 @@ def test_the_cache_belongs_to_everything_that_decides_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controlplane, "find_go", lambda: "printenv")  # it prints GOVERSION
-    pins = [tmp_path / "go.mod", tmp_path / "go.sum"]
-    for pin in pins:
-        shutil.copy(controlplane.MODULES / pin.name, pin)
-    folders = [controlplane.cache(module=tmp_path)]
-    assert folders == [controlplane.cache()], "the same modules in another folder"
-    others = {"COMMANDS": {"etcd": "another/package"}, "GO_ENV": {}, "flags": lambda _: ["-race"]}
+    module = Path(shutil.copytree(controlplane.MODULES, tmp_path / "modules"))
+    folders = {controlplane.cache()}
+    assert folders == {controlplane.cache(module=module)}
+    monkeypatch.setenv("GOVERSION", "go1.26.2")
+    folders.add(controlplane.cache())
+    for name in ("go.mod", "go.sum"):
+        with (module / name).open("a") as pins:
+            pins.write("// changed")
+        folders.add(controlplane.cache(module=module))
+    others = {"COMMANDS": {}, "GO_ENV": {}, "flags": lambda _: ["-race"]}
     for name, value in others.items():
         monkeypatch.setattr(controlplane, name, value)
-        folders.append(controlplane.cache(module=tmp_path))
-    monkeypatch.setenv("GOVERSION", "go1.26.2")
-    folders.append(controlplane.cache(module=tmp_path))
-    for pin in pins:
-        pin.write_bytes(pin.read_bytes() + b"// changed\n")
-        folders.append(controlplane.cache(module=tmp_path))
-    assert len(set(folders)) == len(folders) == 7
+        folders.add(controlplane.cache(module=module))
+    assert len(folders) == 7
