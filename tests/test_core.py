@@ -38,7 +38,8 @@ ACTIONS = {
     "3: x-0 old, x-1 old": "create x-2",
     "2: x-0 old, x-1 failed": "restart x-1",
     "3: x-0 old starting, x-1 old starting, x-2 old": "replace x-0, replace x-1",
-    "2: x-0 old starting, x-1 old, x-2": "delete x-2, replace x-0",
+    "1: x-0 old, x-1": "delete x-1",
+    "1: x-0 old starting, x-1": "delete x-1, replace x-0",
     "2: x-0, x-1 bare": "replace x-1",
     # Pods whose nodes fell silent may still serve requests.
     "2: x-0 old silent, x-1 old silent": "replace x-1",

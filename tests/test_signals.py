@@ -15,18 +15,6 @@ from tests.lib.wire import Api
 from tests.lib.world import milvus
 
 
-def slow_creates(api: Api, seconds: float) -> threading.Event:
-    """From now on, creating a pod takes this long; the event is set once the first one is asked."""
-    in_progress = threading.Event()
-
-    def slow(_: Request) -> None:
-        in_progress.set()
-        api.over.wait(seconds)
-
-    api.world.server.when("create", "pods", slow)
-    return in_progress
-
-
 def is_handled(folder: Path) -> bool:
     """Whether a process has a handler for SIGTERM."""
     caught = re.search(r"SigCgt:\s+(\w+)", (folder / "status").read_text())
@@ -72,30 +60,33 @@ def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("signum", "count", "code"),
-    [(signal.SIGTERM, 1, 0), (signal.SIGTERM, 2, 143), (signal.SIGINT, 2, 130)],
-)
-def test_a_write_that_hangs_delays_the_end_by_seconds_and_a_second_signal_ends_it_immediately(
-    api: Api, start: Start, signum: int, count: int, code: int
+# How long a write takes, the signals, one second apart, the exit code, and the pods then.
+ENDS = [
+    (2, [signal.SIGTERM], 0, ["x-0"]),
+    (60, [signal.SIGTERM], 0, []),
+    (60, [signal.SIGTERM, signal.SIGTERM], 143, []),
+    (60, [signal.SIGINT, signal.SIGINT], 130, []),
+]
+
+
+@pytest.mark.parametrize(("seconds", "signals", "code", "pods"), ENDS)
+def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_ends_it_immediately(
+    api: Api, start: Start, seconds: float, signals: list[int], code: int, pods: list[str]
 ) -> None:
-    in_progress = slow_creates(api, 60)
-    api.world.add(milvus("x"))
-    process = start(api.kubeconfig(), "-v")
+    in_progress = threading.Event()
+
+    def slow(_: Request) -> None:
+        in_progress.set()
+        api.over.wait(seconds)
+
+    api.world.server.when("create", "pods", slow)
+    api.world.add(milvus("x", replicas=5))
+    process = start(api.kubeconfig(), "--workers", "1")
     assert in_progress.wait(20)
-    for _ in range(count):
+    for signum in signals:
         assert process.process.poll() is None, "it waits for the write in progress"
         process.process.send_signal(signum)
         time.sleep(1)
-    assert process.end(15) == code, "0 means that its four seconds were over"
-
-
-def test_writes_in_progress_finish_and_none_begins(api: Api, start: Start) -> None:
-    in_progress = slow_creates(api, 2.5)
-    api.world.add(milvus("x", replicas=5))
-    process = start(api.kubeconfig(), "-v", "--workers", "1")
-    assert in_progress.wait(20)
-    time.sleep(1.2)
-    assert process.stop() == 0
-    assert "created pod x-0\n" in process.log
-    assert api.world.pods() == ["x-0"]
+    assert process.end(15) == code
+    assert api.world.pods() == pods
+    assert ("created pod x-0\n" in process.log) == (pods == ["x-0"])
