@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import milvus_operator as mo
 from tests.lib.kit import ORIGINAL_MILVUS, TOP, Kube, Obj, rest
-from tests.lib.objects import NOW, by_kind, milvus, new_status, pod
+from tests.lib.objects import NOW, by_kind, milvus, new_status, pod, pods
 
 # --- Argo CD and Flux ---
 TEXT = (TOP / "docs" / "integrations.md").read_text()
@@ -26,33 +26,36 @@ CHANGED = milvus()
 CHANGED["metadata"]["generation"] = 2
 
 
-def written(milvus: Obj, there: str = "x-0, x-1", rejected: str = "", **status: Any) -> Obj:
+def written(milvus: Obj, there: list[Obj]) -> Obj:
     """The Milvus with the status that the operator writes for it."""
-    problems = {2: mo.Reason(rejected, "why")} if rejected else {}
-    found = [pod(*one.split(), **status) for one in there.split(", ") if one]
-    return milvus | {"status": new_status(milvus, found, problems)}
+    return milvus | {"status": new_status(milvus, there)}
 
 
-READY = written(milvus(), "x-0, x-1, x-2")
+def rejected(reason: str) -> Obj:
+    status = new_status(milvus(), pods("x-0, x-1"), {2: mo.Reason(reason, "why")})
+    return milvus() | {"status": status}
+
+
+READY = written(milvus(), pods("x-0, x-1, x-2"))
 STATES = {
     "was created, and no operator has seen it yet": [milvus() | {"status": UNSEEN}],
     "waits for its pods, or for an image that can't be pulled": [
-        written(milvus()),
-        written(milvus(1), "x-0 starting", containerStatuses=[UNPULLED]),
+        written(milvus(), pods("x-0, x-1")),
+        written(milvus(1), [pod("x-0", "starting", containerStatuses=[UNPULLED])]),
     ],
     "has all its pods ready and up to date": [READY],
-    "is scaled to 0": [written(milvus(0), "")],
+    "is scaled to 0": [written(milvus(0), [])],
     "was changed, and the operator has not looked since": [
         READY | {"metadata": CHANGED["metadata"]}
     ],
-    "is in a rolling update": [written(CHANGED, "x-0 old, x-1 old, x-2 old")],
+    "is in a rolling update": [written(CHANGED, pods("x-0 old, x-1 old"))],
     "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
-        written(milvus(milvusSpec="a: [b")),
-        written(milvus(), rejected="NameConflict"),
-        written(milvus(), rejected="QuotaExceeded"),
-        written(milvus(), rejected="Forbidden"),
+        written(milvus(milvusSpec="a: [b"), []),
+        rejected("NameConflict"),
+        rejected("QuotaExceeded"),
+        rejected("Forbidden"),
     ],
-    "has an `APIError`, which is retried": [written(milvus(), rejected="APIError")],
+    "has an `APIError`, which is retried": [rejected("APIError")],
 }
 
 
@@ -80,8 +83,7 @@ def test_argo_cd_and_flux_show_what_the_table_says() -> None:
         for one in STATES[state]:
             assert argo(one)["status"] == in_argo, state
             assert flux(one) == in_flux, state
-    exceeded = written(milvus(), rejected="QuotaExceeded")
-    assert argo(exceeded)["message"] == "QuotaExceeded: why"
+    assert argo(rejected("QuotaExceeded"))["message"] == "QuotaExceeded: why"
     ending = READY["metadata"] | {"deletionTimestamp": NOW}
     assert flux(READY | {"metadata": ending}) == "InProgress"
 

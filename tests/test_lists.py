@@ -64,14 +64,14 @@ def test_large_pods_are_listed_in_small_pages_within_300_mib() -> None:
     """A process without any pods has less than 100 MiB; etcd takes objects of up to 1.5 MiB."""
     pod = '{"metadata": {"uid": "u", "resourceVersion": "1", "namespace": "a", "name": "a-%d"%s}}'
     large = ', "annotations": {"a": "MARK"}'
-    pods = [(pod % (number, large if number >= 70 else "")).encode() for number in range(130)]
+    pods = [(pod % (number, large if 30 <= number < 90 else "")).encode() for number in range(130)]
     text = b'"%b"' % (b"x" * (1300 << 10) + "😀".encode())
     world = World()
     assert memory_of_lists(world, "pods", pods, text) < 200
     assert world.troubles == []
     asked = [request.query for request in world.requests("list", "pods")]
-    assert asked[-1]["continue"] >= "126"
-    assert {"1", "80"} <= {query["limit"] for query in asked}
+    assert "1" in {query["limit"] for query in asked}
+    assert int(asked[-1]["limit"]) > 4, "the last pods are small"
 
 
 def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> None:
