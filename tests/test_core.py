@@ -177,8 +177,8 @@ def test_the_status_keeps_conditions_of_others_and_the_times_of_ours() -> None:
         """)
     before["metadata"]["generation"] = 7
     assert new_status(before, pods("x-1, x-0")) == yaml.safe_load(f"""
-        {{observedGeneration: 7, replicas: 2, readyReplicas: 2, updatedReplicas: 2, pods: [x-0, x-1],
-        selector: {mo.selector_text(before)!r}, conditions: [
+        {{observedGeneration: 7, replicas: 2, readyReplicas: 2, updatedReplicas: 2,
+        pods: [x-0, x-1], selector: {mo.selector_text(before)!r}, conditions: [
         {{type: Ready, status: "True", observedGeneration: 7, lastTransitionTime: then,
         reason: Ready, message: 2 of 2 pods are ready and up to date}},
         {{type: Reconciled, status: "True", observedGeneration: 7, lastTransitionTime: "{NOW}",
@@ -215,7 +215,7 @@ def test_a_status_of_any_shape_keeps_no_pod_waiting(strange: Any) -> None:
 
 
 PULLING = "state: {waiting: {reason: ImagePullBackOff, message: Back-off}}"
-KILLED = "state: {terminated: {reason: OOMKilled, exitCode: 137}}"
+KILLED = "state: {terminated: {reason: Killed, exitCode: 137}}"
 COMPLETED = "state: {terminated: {reason: Completed, exitCode: 0}}"
 UNSCHEDULED = "{type: PodScheduled, status: 'False', reason: Full, message: none}"
 GATED = "{type: Ready, status: 'False', reason: Gate, message: shut}"
@@ -223,13 +223,13 @@ GATED = "{type: Ready, status: 'False', reason: Gate, message: shut}"
 REASONS = {
     "{phase: Failed, reason: Evicted, message: low on disk}": "Evicted: low on disk",
     f"containerStatuses: [state: {{}}, {PULLING}]": "ImagePullBackOff: Back-off",
-    f"containerStatuses: [{KILLED}]": "OOMKilled: OOMKilled",
+    f"containerStatuses: [{KILLED}]": "Killed: Killed",
     f"containerStatuses: [{COMPLETED}]": "Pending: Pending",
-    f"{{initContainerStatuses: [{KILLED}], containerStatuses: [{PULLING}]}}": "OOMKilled: OOMKilled",
-    f"{{initContainerStatuses: [{COMPLETED}], containerStatuses: [{KILLED}]}}": "OOMKilled: OOMKilled",
+    f"{{initContainerStatuses: [{KILLED}], containerStatuses: [{PULLING}]}}": "Killed: Killed",
+    f"{{initContainerStatuses: [{COMPLETED}], containerStatuses: [{KILLED}]}}": "Killed: Killed",
     f"conditions: [{GATED}, {UNSCHEDULED}]": "Full: none",
     f"conditions: [{GATED}, {{type: PodScheduled, status: 'True', reason: A}}]": "Gate: shut",
-    "conditions: [{type: Ready, status: Unknown, reason: NodeLost, message: gone}]": "NodeLost: gone",
+    "conditions: [{type: Ready, status: Unknown, reason: Lost, message: gone}]": "Lost: gone",
 }
 
 

@@ -1,5 +1,5 @@
-"""What docs/integrations.md and the samples say: Argo CD and Flux, whose checks are run on the status
-that the operator writes, Prometheus, and each sample on the API server."""
+"""What docs/integrations.md and the samples say: Argo CD and Flux, whose checks are run on the
+status that the operator writes, Prometheus, and each sample on the API server."""
 
 import re
 from pathlib import Path

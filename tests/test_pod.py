@@ -34,18 +34,21 @@ def test_the_pod_at_a_glance() -> None:
           name: x-7
           namespace: ns
           labels: {{app.kubernetes.io/name: milvus, app.kubernetes.io/instance: x,
-            app.kubernetes.io/managed-by: milvus-polling-operator, apps.kubernetes.io/pod-index: "7"}}
+            app.kubernetes.io/managed-by: milvus-polling-operator,
+            apps.kubernetes.io/pod-index: "7"}}
           annotations: {{zilliz.com/template-hash: {fingerprint}}}
           ownerReferences: [{{apiVersion: zilliz.com/v1, kind: Milvus, name: x, uid: uid-of-x,
             controller: true, blockOwnerDeletion: true}}]
         spec:
-          {{hostname: x-7, subdomain: x, automountServiceAccountToken: false, enableServiceLinks: false,
-          terminationGracePeriodSeconds: 60, securityContext: {{fsGroup: 999}}, volumes: [{DATA}],
+          {{hostname: x-7, subdomain: x, terminationGracePeriodSeconds: 60,
+          automountServiceAccountToken: false, enableServiceLinks: false,
+          securityContext: {{fsGroup: 999}}, volumes: [{DATA}],
           containers: [{{
             name: milvus, image: milvus:1, args: [milvus, run, standalone],
             ports: [{PORTS}], volumeMounts: [{MOUNT}],
             startupProbe: {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60}},
-            readinessProbe: {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 10, failureThreshold: 3}},
+            readinessProbe:
+              {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 10, failureThreshold: 3}},
             livenessProbe: {{tcpSocket: {{port: 9091}}, timeoutSeconds: 5, periodSeconds: 15}},
             resources: {{requests: {{cpu: 250m, memory: 1Gi}}}},
             securityContext: {{allowPrivilegeEscalation: false}}}}]}}
