@@ -309,7 +309,7 @@ def setting(name: str) -> str:
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name, count=1)).lower()
 
 
-def invalid(mark: Any, text: str) -> Invalid:
+def invalid_at(mark: Any, text: str) -> Invalid:
     """An error at a mark of spec.milvusSpec, which may hold secrets: never quote it."""
     return Invalid(f"spec.milvusSpec, line {mark.line + 1 if mark else 1}: {text}")
 
@@ -322,13 +322,13 @@ def settings_of(text: str) -> dict[str, str] | None:
         node = yaml.compose(text, YAML_LOADER)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
         mark = getattr(error, "problem_mark", None)
-        raise invalid(mark, "it is not valid YAML") from None
+        raise invalid_at(mark, "it is not valid YAML") from None
     if node is None:
         return {}
     if isinstance(node, yaml.MappingNode):
         return flat_settings(node)
     if re.search("[:=]", text):  # it looks like settings
-        raise invalid(node.start_mark, "it is not a YAML mapping: write `name: value`")
+        raise invalid_at(node.start_mark, "it is not a YAML mapping: write `name: value`")
     return None
 
 
@@ -338,11 +338,11 @@ def check_shape(text: str) -> None:
     for event in yaml.parse(text, YAML_LOADER):
         mark = event.start_mark
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:  # an alias has one too
-            raise invalid(mark, "anchors and aliases are not allowed: write the value instead")
+            raise invalid_at(mark, "anchors and aliases are not allowed: write the value instead")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
-            raise invalid(mark, f"it has more than {MAX_NESTING} levels of nesting")
+            raise invalid_at(mark, f"it has more than {MAX_NESTING} levels of nesting")
 
 
 def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
@@ -353,14 +353,14 @@ def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
         key = setting(name)
         if key in FIXED:
             text = f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
-            raise invalid(mark, text)
+            raise invalid_at(mark, text)
         if key in marks:
-            raise invalid(mark, f"it sets the same setting as line {marks[key].line + 1}")
+            raise invalid_at(mark, f"it sets the same setting as line {marks[key].line + 1}")
         # From space to ~, but without =: what the name of an environment variable may contain.
         if len(name) > MAX_SETTING or not re.fullmatch("[ -<>-~]+", name):
-            raise invalid(mark, "a key must be short, printable ASCII text without =")
+            raise invalid_at(mark, "a key must be short, printable ASCII text without =")
         if len(settings) == MAX_SETTINGS:
-            raise invalid(mark, f"there are more than {MAX_SETTINGS} settings")
+            raise invalid_at(mark, f"there are more than {MAX_SETTINGS} settings")
         settings[name] = value
         marks[key] = mark
     return settings
@@ -371,7 +371,7 @@ def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str
     for key, value in node.value:
         mark = key.start_mark
         if not isinstance(key, yaml.ScalarNode) or not key.value:
-            raise invalid(mark, "a key must be a non-empty string")
+            raise invalid_at(mark, "a key must be a non-empty string")
         name = prefix + key.value
         if isinstance(value, yaml.MappingNode):
             yield from flatten(value, f"{name}.")
@@ -380,7 +380,7 @@ def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str
         elif all(isinstance(item, yaml.ScalarNode) for item in value.value):
             yield name, ",".join(item.value for item in value.value), mark
         else:
-            raise invalid(mark, "a list may hold only scalars, not mappings or lists")
+            raise invalid_at(mark, "a list may hold only scalars, not mappings or lists")
 
 
 # ---------- The core: what to do and what to say; it knows no clock, network or log ----------
@@ -467,7 +467,7 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 
 def relied_on(pod: Obj) -> tuple[Any, ...]:
-    """What the operator knows its pods by; admission may have taken it from a new one."""
+    """What the operator recognizes its pods by; admission may have stripped it from a new one."""
     return owner_uid(pod), template_hash_of(pod), pick(labels_of(pod), SELECTING)
 
 
@@ -493,7 +493,7 @@ def overlay(base: Obj, over: Obj) -> Obj:
 
 
 def overlay_list(field: str, base: list[Obj], over: list[Any]) -> list[Any]:
-    """A list of named things laid over another: ours that it does not name, then all of it."""
+    """A list of named things laid over ours: first those of ours that it does not name."""
 
     def id_of(item: Any) -> str:
         name = str(item.get(MERGE_KEYS[field]))
@@ -530,7 +530,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     name = name_of(pod)
     owner = controller_of(pod)
     is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
-    # Of an earlier Milvus of that name, of this one but newer than the lists, or an orphan.
+    # Of an earlier Milvus of that name, or of this one and newer than the lists, or to be adopted.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
@@ -575,7 +575,7 @@ class BackOff(NamedTuple):
 
     @property
     def refused_until(self) -> float:
-        """Until when it is refused. A lost request is not: it may still be carried out."""
+        """Until when it is refused. A lost request is not refused: it may still be carried out."""
         is_refused = self.error is not None and not self.error.is_lost
         return self.until if is_refused else -math.inf
 
@@ -591,6 +591,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
     mine = members(milvus, pods)
     yield from roll(spec, mine, failed)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
+        # There may be no pod, one of ours, an orphan, or one of another owner or earlier Milvus.
         pod = pods.get(ordinal, {})
         claim = claims.get(ordinal, {})
         is_mine = ordinal in mine
@@ -609,7 +610,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             if is_finished(pod):
                 yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
             elif is_unscheduled and spec.storage and not claim:
-                yield Action("restart", ordinal, pod, "the claim is gone")
+                yield Action("restart", ordinal, pod, "the claim is gone")  # never without one
         if is_desired and claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
@@ -638,24 +639,19 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     for ordinal in outdated:
         if ordinal not in serving:
             yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    is_due = others_are_ready(spec, mine, serving, failed)
-    # The same pod until it is done; but one whose delete was refused goes last.
+    # Do not wait for broken pods that could not be deleted, nor for names that others hold.
+    waited = {*range(spec.replicas)} - {*serving}
+    waited -= {ordinal for ordinal in outdated if ("replace", ordinal) in failed}
+    waited -= {ordinal for (_, ordinal), b in failed.items() if b.why.reason == NAME_CONFLICT}
+    # Nor take one down while another that is Ready is about to be deleted.
+    leaving = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
+    ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
+    is_due = waited <= ready and not ready & {*leaving}
+    # The same pod until it is done: a lost delete is repeated. If it was refused, it goes last.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
     for ordinal in serving:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
-        is_due = False
-
-
-def others_are_ready(spec: Spec, mine: Objs, serving: list[int], failed: BackOffs) -> bool:
-    """Whether all pods except the serving ones are Ready, and no Ready one is about to be deleted.
-    A pod that cannot be deleted or created does not count, or the roll would be stuck."""
-    for ordinal in {*range(spec.replicas)} - {*serving}:
-        why = failed.get(("create", ordinal), NO_BACK_OFF).why
-        is_stuck = ("replace", ordinal) in failed or why.reason in (NAME_CONFLICT, QUOTA_EXCEEDED)
-        if not is_stuck and not (ordinal in mine and is_ready(mine[ordinal])):
-            return False
-    surplus = [ordinal for ordinal in mine if ordinal >= spec.replicas]
-    return not any(is_ready(mine[o]) and ("delete", o) not in failed for o in surplus)
+        is_due = False  # one at a time; the others keep their back-offs
 
 
 # --- What the status and the events say ---
@@ -832,7 +828,7 @@ class ApiError(Exception):
 
     @property
     def ends_visit(self) -> bool:
-        """Whether the next pod of the same Milvus would meet it, too."""
+        """Whether the next action for the same Milvus would fail in the same way."""
         return self.is_lost or self.outage is not None or self.why.reason == QUOTA_EXCEEDED
 
     @property
@@ -962,7 +958,10 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
             with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
                 return Connection(new_client(settings), namespace.read().strip())
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
-    except (ConfigException, OSError) as error:  # its text may quote entries of the file
+    except (
+        ConfigException,
+        OSError,
+    ) as error:  # "… in kube-config/users/{'token': …": cut it there
         text = without_secrets(str(error).partition("/{")[0])
     except Exception as error:  # a malformed file may raise anything in the loader
         text = f"it is not valid ({type(error).__name__})"
@@ -986,7 +985,7 @@ def new_client(settings: Configuration) -> ApiClient:
     settings.retries = False  # the next pass is the retry; urllib3's would multiply the timeout
     tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # older clusters' certificates do not pass it
-    tls.check_hostname = settings.verify_ssl
+    tls.check_hostname = settings.verify_ssl  # the client sets verify_mode itself
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file, password="")  # never ask for one
     api = ApiClient(settings)
@@ -1042,8 +1041,8 @@ class Cluster:
         self.server = without_secrets(api.configuration.host)
 
     def renew(self) -> None:
-        """Load the configuration anew if the server has rejected it, and renew the token: once a
-        pass, because before each request, as the client would, takes a third of its CPU time."""
+        """Load the configuration anew if the server has rejected it, and renew the token: once per
+        pass, because before each request, as the client does it, takes a third of the CPU time."""
         if self.is_rejected:
             self.use(self.connect(self.connection.context))
         settings = self.connection.api.configuration
@@ -1060,8 +1059,8 @@ class Cluster:
     def request(
         self, verb: str, resource: Resource, target: Obj, most: int | None = None, **options: Any
     ) -> bytes:
-        """Send a request with the dynamic client. The target's metadata says the
-        namespace and the name. Returns the response, or only its first `most` bytes."""
+        """Send a request with the dynamic client. The target's metadata has the namespace and the
+        name. Returns the response, or only its first `most` bytes."""
         if self.stopping and verb != "get":
             raise ApiError(0, "the operator is stopping")
         where = pick(target["metadata"], ("namespace", "name"))
@@ -1088,7 +1087,7 @@ class Cluster:
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
         """What affects more than one Milvus: the credentials, or a missing permission."""
-        if str(error) == "Unauthorized":
+        if str(error) == "Unauthorized":  # a webhook may reject with code 401, too
             self.is_rejected = True
             advice = "log in again, or renew the token"
             return f"{self.server} rejects the credentials", advice
@@ -1130,7 +1129,7 @@ class Cluster:
         self.expect(pod, answer)
 
     def expect(self, pod: Obj, body: bytes) -> None:
-        """Check that admission has left in a pod what it is known by."""
+        """Check that admission has not stripped a pod of what it is recognized by."""
         if relied_on(parse(b"[%b]" % body)[0]) != relied_on(pod):
             text = f"the owner reference, a label or the annotation {TEMPLATE_HASH} of pod"
             advice = "exempt the pods of this Milvus, and delete those that have been changed"
@@ -1146,7 +1145,7 @@ class Cluster:
         self.request("patch", self.claims, claim, body=body)
 
     def check(self, pod: Obj) -> None:
-        """Ask by a dry run, under another name, whether the API server would accept such a pod.
+        """Find out by a dry run, under another name, whether the API server accepts such a pod.
         A taken name and an exceeded quota do not count: the old pod will make room."""
         renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
         try:
@@ -1165,8 +1164,8 @@ class Cluster:
         self.request("delete", self.pods, pod, body=body)
 
     def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Set the owner of an orphan. The Milvus was listed later, so it is not one that is being
-        deleted and lets go of its pods."""
+        """Set the owner of an orphan. The Milvus was listed after it and was not ending, so it
+        is not the one that has just released the pod."""
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
         patch = {"metadata": metadata}
@@ -1180,7 +1179,7 @@ class Cluster:
         self.request("patch", self.milvuses.status, milvus, body=body, content_type=merge)
 
     def create_event(self, event: Obj) -> None:
-        """Create an event now, from this host; in a cluster, its name is the pod's."""
+        """Create an event now, from this host; in a cluster, that is the operator's pod."""
         here = {"reportingInstance": socket.gethostname(), "eventTime": timestamp("microseconds")}
         self.request("create", self.events, event, body=event | here)
 
@@ -1197,7 +1196,7 @@ def timestamp(precision: str = "seconds") -> str:
 # ---------- The loop: list, visit, wait ----------
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
-CONFLICT_DELAY = 4  # seconds of back-off after which a conflict is a failure like any other
+CONFLICT_DELAY = 4  # after back-offs of 1, 2 and 4 seconds, a conflict is a failure like any other
 QUIET = 600  # seconds without a write after which its back-off starts again from its first delay
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
@@ -1208,6 +1207,16 @@ EVENT: Key = ("event", -1)
 VISIT: Key = ("visit", -1)  # an unexpected error in the visit itself: only recorded, never waits
 
 
+def next_delay(before: BackOff, error: ApiError | None, now: float) -> float:
+    """How many seconds to back off now: longer than before, unless that was long ago."""
+    last = before.until - before.delay
+    if now >= last + QUIET or (error and not before.error):
+        before = NO_BACK_OFF  # a failure does not inherit the delay of successes
+    is_long = error is None or error.why.reason in STALLED
+    first, most = (10, 300) if is_long else (1, 30)
+    return min(max(first, 2 * before.delay), most)
+
+
 @dataclass
 class Memory:
     """What is kept about a Milvus between passes; in brackets: what happens if it is lost."""
@@ -1215,7 +1224,7 @@ class Memory:
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
     settled: tuple[str, ...] = ()  # its versions when nothing was left to do (one more visit)
-    wake: float = 0  # when the next back-off ends, and it is visited unchanged (one more visit)
+    wake: float = 0  # when it is visited even if unchanged, as a back-off ends (one more visit)
     state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
 
@@ -1226,7 +1235,7 @@ class Pass:
 
     started: float
     is_once: bool  # whether each write is tried only once
-    listed: float = 0  # when the lists had come
+    listed: float = 0  # when the lists had arrived
     deadline: float = 0  # after which no action begins
     unlisted: int = 0  # lists that have failed
     is_cut: bool = False  # whether something is left that the next pass can do at once
@@ -1331,7 +1340,7 @@ class Visit:
                 cluster.grow(action.obj, self.spec.storage["size"])
             case "restart":
                 if not is_finished(action.obj) and not self.create_claim(ordinal):
-                    return  # its claim is there, without our label, or claims cannot be listed
+                    return  # its claim is there, without our label or not listed; ask again later
                 cluster.delete(action.obj)
             case "replace":
                 # Of the first ordinal, so that all are refused with the same words.
@@ -1353,7 +1362,7 @@ class Visit:
                 raise
             before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF)
             if before.why.reason == INVALID:
-                error.why = before.why  # it is ours, but admission has changed it: see expect()
+                error.why = before.why  # most likely it is ours, and expect() has failed
             else:
                 error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             raise
@@ -1387,16 +1396,11 @@ class Visit:
         done again and again, such as the restart of a pod."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, NO_BACK_OFF)
-        now = self.cluster.clock()
-        last = before.until - before.delay
-        if now >= last + QUIET or (error and not before.error):
-            before = NO_BACK_OFF  # a failure does not inherit the delay of successes
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
         if not error and not may_repeat:
             return
-        is_long = error is None or error.why.reason in STALLED
-        first, most = (10, 300) if is_long else (1, 30)
-        delay = min(max(first, 2 * before.delay), most)
+        now = self.cluster.clock()
+        delay = next_delay(before, error, now)
         until = math.inf if self.this.is_once else now + delay
         if error:
             # Something has changed since it was listed, so that the next pass knows better.
@@ -1510,6 +1514,7 @@ class Operator:
             self.cluster.renew()
             tasks = []
             for visit in self.observe(this):
+                # In any way: even an event may hang.
                 has_failed = any(b.error for b in visit.memory.back_offs.values())
                 pool = self.second_tries if has_failed else self.first_tries
                 task = pool.submit(visit.attempt, VISIT, visit.serve)
@@ -1520,7 +1525,7 @@ class Operator:
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
             this.unlisted += 1
-        except Exception as error:  # no thread or no memory was left: the next pass may have it
+        except Exception as error:  # no thread or no memory was left: the next pass may find some
             this.outages["a pass failed"] = str(unexpected(error))
             this.unlisted += 1
         self.report(this)
@@ -1550,7 +1555,7 @@ class Operator:
         if self.cluster.dry_run:  # no later pass could tell what is left
             this.deadline += 1e6  # never
         self.list_delay = min(max(1, 2 * self.list_delay), 30)
-        if this.unlisted < 3 * len(self.namespaces):
+        if this.unlisted < len(self.cluster.lists) * len(self.namespaces):
             self.list_delay = 0
         self.is_ready |= not this.unlisted
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
@@ -1764,7 +1769,8 @@ def main(
     gc.freeze()  # leave the imports out of every collection
     cluster = Cluster(lambda context: connect(kubeconfig, workers, context), **options)
     if not managed:
-        everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ  # empty: all
+        # OLM sets the variable to an empty text for all namespaces.
+        everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ
         managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
     where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"

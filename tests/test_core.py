@@ -15,8 +15,9 @@ from tests.lib.world import milvus as created
 FAILURES = {
     "rejected": mo.ApiError(403, "no"),
     "lost": mo.ApiError(0, "no response"),
-    "taken": mo.ApiError(403, "the name is", own="NameConflict"),
+    "taken": mo.ApiError(409, "the name is"),
 }
+FAILURES["taken"].why = mo.Reason("NameConflict")
 # The replicas that are desired, the pods, and sometimes what has failed: what is done now.
 ACTIONS = {
     "4: x-0, x-2 starting": "create x-1, create x-3",
@@ -50,6 +51,8 @@ ACTIONS = {
     "3: x-0, x-1, x-2 old, x-3; delete 3 rejected": "delete x-3, replace x-2",
     "3: x-0 old, x-1 old, x-2 old; replace 2 rejected": "replace x-1",
     "3: x-0 old, x-1 old, x-2 old; replace 2 lost": "replace x-2",  # it may still happen
+    "3: x-0 old, x-1 old, x-2 old ending; replace 2 lost": "",  # it has happened
+    "3: x-0 old, x-1 old; replace 2 rejected": "create x-2",
     "3: x-0 old, x-1 old, x-2 old starting; replace 2 rejected": "replace x-1, replace x-2",
 }
 
@@ -300,7 +303,6 @@ ROLE = "not allowed to create pods in namespace test: "
 # A code and a message: the reason, or the line of an outage.
 MEANINGS = {
     "401 Unauthorized": LOGIN,
-    f"403 pods is forbidden: {ANONYMOUS}": LOGIN,
     FORBIDDEN + USER: ROLE + FORBIDDEN[4:] + USER,
     FORBIDDEN + OWNER: ROLE + FORBIDDEN[4:] + OWNER,
     FORBIDDEN + QUOTA: "QuotaExceeded",

@@ -97,7 +97,6 @@ def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
     world.passes(3)
     assert "y-0" in world.pods()
     assert world.reason("y") == "Reconciled"
-    assert levels < 5000 or world.reason("deep") == "Invalid"
     assert all(line.startswith("milvus test/deep: ") for line in world.troubles)
 
 

@@ -41,7 +41,9 @@ any_pods = st.lists(any_pod(), max_size=9, unique_by=mo.name_of)
 replicas = st.integers(0, 5)
 reasons = st.sampled_from(["NameConflict", "Invalid", "APIError", "Pending"])
 any_problems = st.dictionaries(replicas, st.builds(mo.Reason, reasons, st.text()))
-ERRORS = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), mo.ApiError(403, "", own="NameConflict")]
+TAKEN = mo.ApiError(409, "")
+TAKEN.why = mo.Reason("NameConflict")
+ERRORS = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), TAKEN]
 keys = st.tuples(st.sampled_from(["create", "restart", "replace", "delete"]), replicas)
 back_offs = st.builds(mo.BackOff, error=st.sampled_from(ERRORS))
 any_failures = st.dictionaries(keys, back_offs, max_size=4)
@@ -77,7 +79,7 @@ def test_only_pods_of_ours_are_changed_and_one_ready_pod_at_a_time(
             assert ordinal not in mine
         elif verb == "adopt":
             assert one == there[ordinal]
-            assert mo.is_orphan(x, one)
+            assert mo.has_our_labels(x, one)
         else:
             assert one == mine[ordinal]
             assert (verb == "delete") == (ordinal >= count)
@@ -135,7 +137,7 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
         if sent.name != "y-0":
             assert body.keys() == {"apiVersion", "kind", "metadata", "spec"}
             assert body["metadata"].pop("ownerReferences") == [mo.owner_reference(x)]
-            assert mo.has_labels(x, body)
+            assert mo.has_our_labels(x, body)
             assert mo.template_hash_of(body) == mo.spec_of(x).template_hash
             assert body["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
             assert sent.name.startswith("x-")
