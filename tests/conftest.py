@@ -1,22 +1,19 @@
 """The fixtures: one control plane for all; a namespace, an operator and a wire for each test."""
 
 import functools
-import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
-import yaml
 from kubernetes.client.exceptions import ApiException
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
 from tests.lib import kit
-from tests.lib.kit import Clock, Command, Kube, Obj, Start, eventually
+from tests.lib.kit import Clock, Command, Kube, Start, eventually
 from tests.lib.wire import Api, Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
@@ -97,25 +94,6 @@ def operator(kube: Kube, clock: Clock) -> mo.Operator:
 def wire(plane: ControlPlane) -> Iterator[Wire]:
     with closing(kit.new_wire(plane)) as wire:
         yield wire
-
-
-@pytest.fixture
-def other_version(kube: Kube) -> Any:
-    """Replaces the version in the CRD for one test: call it with the new one, or with none for
-    ours; it waits until that is in use."""
-    crd = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
-    (ours,) = crd["spec"]["versions"]
-
-    def replace(version: Obj = ours) -> None:
-        crd["spec"]["versions"] = [version]
-        kube.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
-        has_status = "subresources" in version
-        get = ("get", "--raw", "/apis/zilliz.com/v1")
-        eventually(lambda: ("milvuses/status" in kube.kubectl(*get)) == has_status)
-        time.sleep(1)  # the handler changes after discovery
-
-    yield replace
-    replace()
 
 
 @pytest.fixture

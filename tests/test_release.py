@@ -33,31 +33,34 @@ def make(*arguments: str, **options: Any) -> str:
     return output_of("make", "-o", ".venv/run", this, *arguments, **options)
 
 
+def read(path: Path) -> Any:
+    """The only document of a YAML file."""
+    return yaml.safe_load(path.read_text())
+
+
 def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path: Path) -> None:
     output_of(sys.executable, "-m", "tools.release", "bundle", str(tmp_path), IMAGE)
     manifests = tmp_path / "bundle/manifests"
-    crd = (manifests / "milvuses.zilliz.com.crd.yaml").read_text()
-    assert crd == (TOP / "crd.yaml").read_text()
-    annotations = yaml.safe_load((tmp_path / "bundle/metadata/annotations.yaml").read_text())
+    assert read(manifests / "milvuses.zilliz.com.crd.yaml") == read(TOP / "crd.yaml")
     labels = (tmp_path / "bundle.Dockerfile").read_text()
-    for key, value in annotations["annotations"].items():
+    for key, value in read(tmp_path / "bundle/metadata/annotations.yaml")["annotations"].items():
         assert f"LABEL {key}={value}\n" in labels
-    csv = manifests / "milvus-polling-operator.clusterserviceversion.yaml"
-    (version,) = by_kind(csv.read_text()).values()
-    (example,) = json.loads(version["metadata"]["annotations"]["alm-examples"])
-    assert example == yaml.safe_load((TOP / "samples/minimal.yaml").read_text())
+    csv = read(manifests / "milvus-polling-operator.clusterserviceversion.yaml")
+    (example,) = json.loads(csv["metadata"]["annotations"]["alm-examples"])
+    assert example == read(TOP / "samples/minimal.yaml")
     deploy = by_kind((TOP / "deploy.yaml").read_text())
-    install = version["spec"]["install"]["spec"]
+    install = csv["spec"]["install"]["spec"]
     permissions = {"serviceAccountName": mo.MANAGER, "rules": deploy["ClusterRole"]["rules"]}
     assert install["permissions"] == [permissions]
     assert "clusterPermissions" not in install, "they are limited to the managed namespaces"
-    (deployment,), ours = install["deployments"], deploy["Deployment"]["spec"]
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    (deployment,) = install["deployments"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
     (targets,) = container.pop("env")
-    path = "metadata.annotations['olm.targetNamespaces']"
     assert targets["name"] == "MILVUS_OPERATOR_NAMESPACE"
+    path = "metadata.annotations['olm.targetNamespaces']"
     assert targets["valueFrom"]["fieldRef"]["fieldPath"] == path
     container["args"].insert(0, "--all-namespaces")
+    ours = deploy["Deployment"]["spec"]
     ours["template"]["spec"]["containers"][0]["image"] = IMAGE
     assert deployment["spec"] == ours
 
@@ -73,39 +76,36 @@ def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: 
     for name, target in fingerprint.RESULTS.items():
         assert f"{name} is not of this milvus_operator.py: run `{target}`" in said
         (tmp_path / name).write_text(f"# Results\n\n{fingerprint.line()}\n")
-    assert not (tmp_path / "dist").exists()
+    dist = tmp_path / "dist"
+    assert not dist.exists()
     made = []
     for _ in range(2):
         make("release", f"IMAGE={IMAGE}", cwd=tmp_path)
-        made.append({path.name: path.read_bytes() for path in tmp_path.glob("dist/*")})
+        made.append({path.name: path.read_bytes() for path in dist.iterdir()})
     assert made[0] == made[1]
+    said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=dist)
     files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
-    files += [f"milvus_polling_operator-{mo.__version__}-py3-none-any.whl"]
-    assert sorted(made[0]) == ["SHA256SUMS", *files]
-    said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=tmp_path / "dist")
     assert said.splitlines() == [f"{file}: OK" for file in files]
-    crd, *whole = yaml.safe_load_all(made[0][f"{NAME}.yaml"])
-    assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
-    for options, manifest in (
-        ([], whole),
-        (["NAMESPACE=milvus"], [*yaml.safe_load_all(made[0][files[1]])]),
-    ):
-        said = make("--silent", "manifest", f"IMAGE={IMAGE}", *options)
-        assert manifest == [*yaml.safe_load_all(said)]
+    whole = (TOP / "crd.yaml").read_text() + "---\n" + manifest()
+    for file, expected in ((files[1], manifest("NAMESPACE=milvus")), (files[2], whole)):
+        found = yaml.safe_load_all((dist / file).read_text())
+        assert [*found] == [*yaml.safe_load_all(expected)]
+
+
+def manifest(*options: str) -> str:
+    """What `make deploy` applies."""
+    return make("--silent", "manifest", f"IMAGE={IMAGE}", *options)
 
 
 def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
-    """What the Role grants is tested with the rights that the operator uses."""
-    whole, one = (
-        by_kind(make("--silent", "manifest", f"IMAGE={IMAGE}", *options))
-        for options in ([], ["NAMESPACE=milvus"])
-    )
+    """What the Role grants is tested with the permissions that the operator uses."""
+    one = by_kind(manifest("NAMESPACE=milvus"))
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
     assert {obj["metadata"]["namespace"] for obj in one.values()} == {"milvus"}
-    pods = [manifest["Deployment"]["spec"]["template"]["spec"] for manifest in (whole, one)]
-    assert pods[0]["containers"][0]["args"].pop(0) == "--all-namespaces"
-    assert pods[0] == pods[1]
-    assert pods[0]["containers"][0]["image"] == IMAGE
+    whole = by_kind(manifest())["Deployment"]["spec"]["template"]
+    assert whole["spec"]["containers"][0]["args"].pop(0) == "--all-namespaces"
+    assert whole["spec"]["containers"][0]["image"] == IMAGE
+    assert one["Deployment"]["spec"]["template"] == whole
 
 
 def test_an_empty_namespace_on_the_command_line_is_an_error(tmp_path: Path) -> None:
@@ -139,16 +139,20 @@ def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo
     settle(operator)
     env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
     master, terminal = pty.openpty()
-    for target, answer, code in (("uninstall", "n", 2), ("undeploy", "n", 2), ("undeploy", "y", 0)):
-        kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
+
+    def run(target: str, answer: str, code: int) -> str:
         os.write(master, f"{answer}\n".encode())
         command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
         said = output_of(*command, code=code, env=env, stdin=terminal)
         assert "every Milvus" in said
-        assert ("Continue? [y/N] Nothing was removed.\nmake: " in said) == (answer == "n")
+        return said
+
+    for target in ("uninstall", "undeploy"):
+        assert "Continue? [y/N] Nothing was removed." in run(target, "n", 2)
+        kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
+    assert f'namespace "{SYSTEM}" deleted' in run("undeploy", "y", 0)
     os.close(master)
     os.close(terminal)
-    assert f'namespace "{SYSTEM}" deleted' in said
     assert kube.names() == ["x-0"]
 
 
