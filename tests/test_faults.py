@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -69,19 +70,17 @@ def test_nothing_grows_in_a_short_soak(kube: Kube, wire: Wire, tmp_path: Path) -
 @pytest.mark.timeout(1200)  # seconds; a quiet machine needs a tenth of that
 def test_kills_of_the_operator_and_the_control_plane_amid_writes_do_no_harm(tmp_path: Path) -> None:
     """The API server keeps no cache, so that the recorder misses no change."""
-    with (
-        ControlPlane("--watch-cache=false") as plane,
-        new_namespace(plane) as kube,
-        (tmp_path / "log").open("w") as log,
-    ):
+    with ExitStack() as stack:
+        plane = stack.enter_context(ControlPlane("--watch-cache=false"))
+        kube = stack.enter_context(new_namespace(plane))
+        log = stack.enter_context((tmp_path / "log").open("w"))
         users, judge, recorder = Users(kube, seed=4), Judge(), Recorder(kube)
-        todo = ["before", "after"] * 25 + ["etcd", "kube-apiserver"] * 4
-        kills = Kills(plane, 3, *todo)
+        kills = Kills(plane, 3, *["before", "after"] * 25, *["etcd", "kube-apiserver"] * 4)
 
         def start() -> None:
             wire = new_wire(plane)
-            config = kubeconfig(tmp_path / wire.url.rpartition(":")[2], plane, server=wire.url)
             wire.judge, wire.fault = judge, kills
+            config = kubeconfig(tmp_path / wire.url.rpartition(":")[2], plane, server=wire.url)
             arguments = ("-n", kube.ns, "--interval=0.3", "--timeout=5")
             kills.processes[wire] = Command(*arguments, env={"KUBECONFIG": config}, stderr=log)
 
@@ -106,25 +105,14 @@ def test_kills_of_the_operator_and_the_control_plane_amid_writes_do_no_harm(tmp_
     assert "unexpected" not in said
 
 
-# --- The judge reports planted harm, and accepts everything that is right ---
-HARMFUL_REQUESTS = {
-    "DELETE pods/x-0 {}": "without a UID",
-    "DELETE persistentvolumeclaims/data-x-0 {}": "no operator makes",
-    "PATCH pods/x-0/status {}": "no operator makes",
-    'PATCH pods/x-0 {"metadata": {"ownerReferences": []}}': "no patch may",
-    "PATCH persistentvolumeclaims/data-x-0 {}": "no patch may",
-    "PATCH milvuses/x/status {}": "without a version",
-}
-# What is stored, or deleted by the operator, or gone, one after another, and what is wrong with it.
+# What is stored, gone, or deleted by the operator, or a request of it, and what is wrong with that.
 STORIES = {
-    "x-0, x-0 gone": "",  # with its owner
     "x, x-0, x-0 deleted, x-0 ending": "",
     "x, x-0, x-0 gone": "nobody had asked",
     "x, x-0, x-0 ending": "nobody had asked",
-    "x, x-0 by-a-user, x-0 by-a-user gone": "",
+    "x-0, x-0 gone": "",  # with its owner
     "x ending, x-0, x-0 gone": "",
     "x new, x-0, x-0 gone": "",
-    "still, still": "no user touched it",
     "still-0, still-0 deleted": "no user touched it",
     "x-2 stranger, x-2 stranger gone": "a stranger was deleted",
     "x-2 stranger, x-2 stranger orphan": "ownerReferences changed",
@@ -132,53 +120,46 @@ STORIES = {
     "rolled, rolled-0, rolled-1, rolled-2, rolled-2 deleted, rolled-2 new, rolled-1 deleted": "",
     "rolled, rolled-0, rolled-1, rolled-2 down, rolled-2 down deleted": "",
     "rolled, rolled-0, rolled-1, rolled-2 down, rolled-1 deleted": "while ['rolled-2']",
+    "DELETE pods/x-0 {}": "without a UID",
+    "DELETE persistentvolumeclaims/data-x-0 {}": "no operator makes",
+    'PATCH pods/x-0 {"metadata": {"ownerReferences": []}}': "no patch may",
+    "PATCH persistentvolumeclaims/data-x-0 {}": "no patch may",
+    "PATCH milvuses/x/status {}": "without a version",
 }
 
 
 def stored(name: str, *words: str) -> Obj:
     """A Milvus, or a pod if its name has an ordinal, that is as these words say."""
-    owner, _, ordinal = name.rpartition("-")
-    uid = next((word for word in words if word in ("new", "by-a-user")), f"of-{name}")
+    owner = name.rpartition("-")[0]
+    uid = "new" if "new" in words else f"of-{name}"
     metadata: Obj = {"name": name, "uid": uid}
+    obj: Obj = {"kind": "Pod" if owner else "Milvus", "metadata": metadata}
+    if "claim" in words:
+        obj["kind"] = "PersistentVolumeClaim"
     if "ending" in words:
         metadata["deletionTimestamp"] = "now"
-    if "claim" in words:
-        return {"kind": "PersistentVolumeClaim", "metadata": metadata}
-    if not ordinal.isdigit():
-        return {"kind": "Milvus", "metadata": metadata}
     if "orphan" not in words:
-        reference = {"controller": True, "name": owner, "uid": f"of-{owner}"}
-        metadata["ownerReferences"] = [reference]
-    image = STRANGER if "stranger" in words else "milvus:1"
+        metadata["ownerReferences"] = [{"controller": True, "name": owner, "uid": f"of-{owner}"}]
     ready = {"type": "Ready", "status": "False" if "down" in words else "True"}
-    return {
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [{"image": image}]},
-        "status": {"phase": "Running", "conditions": [ready]},
-    }
-
-
-def test_the_judge_reports_harmful_requests() -> None:
-    for line, words in HARMFUL_REQUESTS.items():
-        verb, path, body = line.split(maxsplit=2)
-        judge = Judge()
-        judge.asks(verb, f"/api/v1/namespaces/ns/{path}", body.encode())
-        assert words in "".join(judge.harm([])), line
+    obj["status"] = {"phase": "Running", "conditions": [ready]}
+    obj["spec"] = {"containers": [{"image": STRANGER if "stranger" in words else "milvus:1"}]}
+    return obj
 
 
 @pytest.mark.parametrize("story", STORIES)
 def test_the_judge_reports_harm_and_nothing_else(story: str) -> None:
-    judge = Judge()
-    changes = []
+    judge, changes = Judge(), []
     for number, step in enumerate(story.split(", ")):
-        name, *words = step.split()
+        name, *words = step.split(maxsplit=2)
+        if name in ("DELETE", "PATCH"):
+            judge.asks(name, f"/api/v1/namespaces/ns/{words[0]}", words[1].encode())
+            continue
         obj = stored(name, *words)
         if "deleted" in words:
             body = json.dumps({"preconditions": {"uid": obj["metadata"]["uid"]}})
             judge.asks("DELETE", f"/api/v1/namespaces/ns/pods/{name}", body.encode())
-        is_gone = {"gone", "deleted"} & {*words}
+        is_gone = words[-1:] in (["gone"], ["deleted"])
         changes.append((number, "DELETED" if is_gone else "MODIFIED", obj))
-    harm = judge.harm(changes, ["by-a-user"])
+    harm = judge.harm(changes)
     assert STORIES[story] in "".join(harm)
     assert bool(harm) == bool(STORIES[story])
