@@ -61,22 +61,21 @@ def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> Non
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
     kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
-    head, row = kube.kubectl("get", "mi").splitlines()
-    assert head.split() == ["NAME", "DESIRED", "READY", "STATUS", "IMAGE", "AGE"]
-    assert row.split()[:5] == ["x", "2", "2", "Ready", "milvus:1"]
+    shown = " ".join(kube.kubectl("get", "mi").split())
+    assert shown.startswith("NAME DESIRED READY STATUS IMAGE AGE x 2 2 Ready milvus:1 ")
     kube.kubectl("scale", "milvus/x", "--replicas=3")
     rest(operator, kube, "x-0", "x-1", "x-2")
     scale = json.loads(kube.kubectl("get", "mi/x", "--subresource=scale", "-o", "json"))
     assert scale["status"]["replicas"] == 3
     selector = scale["status"]["selector"]
     selected = kube.kubectl("get", "pods", "-l", selector, "-o", "name")
-    assert selected.split() == ["pod/x-0", "pod/x-1", "pod/x-2"]
+    assert selected == "pod/x-0\npod/x-1\npod/x-2\n"
     assert "created pods x-0, x-1" in kube.kubectl("events", "--for", "milvus/x")
     assert "Created" in kube.kubectl("describe", "mi", "x")
 
 
 # --- What the API server does with pods ---
-REJECTED: dict[str, tuple[str, str]] = {
+REJECTED = {
     "size": ("storage: {size: '0'}", "must be greater than zero"),
     "shape": ("pod: {spec: {containers: text}}", "cannot be handled as a Pod"),
     "denied": ("pod: {spec: {serviceAccountName: a}}", 'serviceaccount "a" not found'),
@@ -161,8 +160,11 @@ schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: t
 """)
 
 
+OtherVersion = Callable[..., None]
+
+
 @pytest.fixture
-def other_version(kube: Kube) -> Iterator[Callable[..., None]]:
+def other_version(kube: Kube) -> Iterator[OtherVersion]:
     """Replaces the version in the CRD for one test: call it with the new one, or with none for
     ours; it waits until that is in use."""
     crd = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
@@ -181,7 +183,7 @@ def other_version(kube: Kube) -> Iterator[Callable[..., None]]:
 
 
 def test_under_the_original_crd_pods_are_made_and_a_newer_crd_brings_statuses(
-    kube: Kube, operator: mo.Operator, clock: Clock, other_version: Callable[..., None]
+    kube: Kube, operator: mo.Operator, clock: Clock, other_version: OtherVersion
 ) -> None:
     """It checks nothing, and has no status subresource."""
     other_version(ORIGINAL_VERSION)
@@ -206,7 +208,7 @@ def test_under_the_original_crd_pods_are_made_and_a_newer_crd_brings_statuses(
 @pytest.mark.platform
 def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None:
     """Thread stacks are as small as with musl; Python 3.13 recurses until the stack is full."""
-    depths = (900, 9900)
+    depths = (900, 5000)
     for depth in depths:
         deep = '{"a":' * depth + "1" + "}" * depth
         create_raw(kube, f"deep-{depth}", f'{{"image": "a", "pod": {{"spec": {deep}}}}}')
@@ -219,54 +221,43 @@ def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None
     assert kube.names() == ["y-0"], said
 
 
+# The property tests have more of them, but not the API server's responses.
 BAD_SPECS = yaml.safe_load(r"""
 - null
 - text
 - {image: [milvus]}
 - {image: a, replicas: 1000000000000000000000000000000}
-- {image: a, replicas: 1.5}
 - {image: a, milvusSpec: {a: 1}}
-- {image: a, storage: {}}
-- {image: a, storage: 10Gi}
 - {image: a, storage: {size: []}}
 - {image: a, storage: {size: 1Gi, storageClassName: {}}}
 - {image: a, pod: text}
 - {image: a, pod: {metadata: {labels: {"no label!": x}, finalizers: [never/ends]}}}
-- {image: a, pod: {spec: {containers: {name: milvus}}}}
-- {image: a, pod: {spec: {containers: [1, null, []]}}}
 - {image: a, pod: {spec: {containers: [{}, {name: null}, {name: {}}]}}}
-- {image: a, pod: {spec: {containers: [{name: milvus, env: {A: b}}]}}}
 - {image: a, pod: {spec: {containers: [{name: milvus, env: [{}, {name: 1}, {name: null}]}]}}}
-- {image: a, pod: {spec: {containers: [{name: milvus, ports: [{}]}]}}}
 - {image: a, pod: {spec: {securityContext: []}}}
 """)
+BAD_SPECS.append({"image": "i" * 1_000_000})
 # They must neither pass for the API server's words, nor control a terminal.
-WORDS = [
-    "system:anonymous",
+for words in (
     "cannot set blockOwnerDeletion",
     'x: User "system:anonymous" cannot create resource "pods" in API group ""',
     "\x1b[2J\x1b]0;owned\x07\x9b31m",
-]
-for words in WORDS:
+):
     BAD_SPECS.append({"image": "a", "pod": {"spec": {"dnsPolicy": words}}})
     BAD_SPECS.append({"image": "a", "pod": {"spec": {"priorityClassName": words}}})
-BAD_SPECS.append({"image": "i" * 1_000_000})
 
 
 def test_bad_specs_get_a_clear_message_and_harm_nobody(
-    kube: Kube,
-    operator: mo.Operator,
-    other_version: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
+    kube: Kube, operator: mo.Operator, other_version: OtherVersion, caplog: pytest.LogCaptureFixture
 ) -> None:
     other_version(NO_SCHEMA)
     for number, spec in enumerate(BAD_SPECS):
         create_raw(kube, f"bad-{number}", json.dumps(spec))
-    for name in ("a-good", "z-good"):
-        kube.create(name, replicas=2)
+    kube.create("a-good")
+    kube.create("z-good")
     settle(operator)
     items = json.loads(kube.request("GET", kube.milvuses_path).data)["items"]
-    assert len(items) > 25
+    assert len(items) >= 15
     reasons = {}
     for milvus in items:
         reconciled = mo.condition_of(milvus, "Reconciled")
@@ -275,7 +266,7 @@ def test_bad_specs_get_a_clear_message_and_harm_nobody(
         assert "\n" not in reconciled["message"], milvus
     assert reasons.pop("a-good") == reasons.pop("z-good") == "Reconciled"
     assert {*reasons.values()} <= {"Reconciled", "Invalid", "Forbidden"}
-    assert {"a-good-0", "a-good-1", "z-good-0", "z-good-1"} <= {*kube.names()}
+    assert {"a-good-0", "z-good-0"} <= {*kube.names()}
     for name, pod in kube.all_pods().items():
         assert name.startswith(f"{mo.controller_of(pod)['name']}-")
         assert mo.labels_of(pod)[mo.MANAGED_BY_LABEL] == mo.MANAGER

@@ -1,8 +1,7 @@
-"""A release: the bundle for OLM, dist/, upgrading and uninstalling, the image."""
+"""A release: the bundle for OLM, dist/, the manifests, an upgrade, the image."""
 
 import json
 import os
-import pty
 import re
 import shutil
 import sys
@@ -21,7 +20,6 @@ from tests.lib.world import milvus
 from tools import fingerprint, release
 from tools.matrix import PYTHONS
 
-SYSTEM = "milvus-polling-operator-system"
 NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example/milvus-polling-operator:test"
 DOCKERFILE, LOCK = ((TOP / name).read_text() for name in ("Dockerfile", "requirements.lock"))
@@ -49,7 +47,7 @@ valueFrom: {fieldRef: {fieldPath: "metadata.annotations['olm.targetNamespaces']"
 
 
 def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path: Path) -> None:
-    """The permissions are limited to the managed namespaces, which OLM writes into an annotation."""
+    """OLM limits the permissions to the managed namespaces, and names those in an annotation."""
     output_of(sys.executable, "-m", "tools.release", "bundle", str(tmp_path), IMAGE)
     manifests = tmp_path / "bundle/manifests"
     assert read(manifests / "milvuses.zilliz.com.crd.yaml") == read(TOP / "crd.yaml")
@@ -131,30 +129,6 @@ def test_an_upgrade_restarts_no_pod(kube: Kube, operator: mo.Operator) -> None:
     assert kube.uids() == before
     assert kube.condition("Ready")["status"] == "True"
     assert kube.status()["updatedReplicas"] == 1
-
-
-def test_removing_says_what_and_asks_and_keeps_the_pods(kube: Kube, operator: mo.Operator) -> None:
-    kube.kubectl("wait", "--for=delete", f"ns/{SYSTEM}", "--timeout=60s")  # by another test
-    kube.kubectl("apply", "-f", str(TOP / "deploy.yaml"), "-n", SYSTEM)
-    kube.create()
-    settle(operator)
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
-    master, terminal = pty.openpty()
-
-    def run(target: str, answer: str, code: int) -> str:
-        os.write(master, f"{answer}\n".encode())
-        command = ["make", target, f"KUBECTL={kube.plane.kubectl}"]
-        said = output_of(*command, code=code, env=env, stdin=terminal)
-        assert "every Milvus" in said
-        return said
-
-    for target in ("uninstall", "undeploy"):
-        assert "Continue? [y/N] Nothing was removed." in run(target, "n", 2)
-        kube.kubectl("get", "crd/milvuses.zilliz.com", "clusterrole/milvus-polling-operator")
-    assert f'namespace "{SYSTEM}" deleted' in run("undeploy", "y", 0)
-    os.close(master)
-    os.close(terminal)
-    assert kube.names() == ["x-0"]
 
 
 # --- The image: what can be checked without building it ---
