@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import yaml
 from cryptography import x509
 from kubernetes.config import incluster_config
 
@@ -45,20 +44,21 @@ def test_rejected_credentials_are_loaded_anew_in_the_context_of_the_start(api: A
     """Until they can be loaded, one line says why not."""
     file = Path(api.kubeconfig({"token": "first"}))
     operator = api.operator(str(file))
-    content = yaml.safe_load(file.read_text().replace("first", "second"))
-    content["clusters"].append({"name": "b", "cluster": {"server": NOWHERE}})
-    content["contexts"].append({"name": "b", "context": {"cluster": "b", "user": "a"}})
-    content["current-context"] = "b"
-    file.write_text(yaml.safe_dump(content))
+    changed = file.read_text().replace("first", "second")
+    changed = changed.replace("current-context: a", "current-context: b")
+    changed = changed.replace(
+        "clusters:", f"clusters:\n- {{name: b, cluster: {{server: '{NOWHERE}'}}}}"
+    )
+    changed = changed.replace("contexts:", "contexts:\n- {name: b, context: {cluster: b, user: a}}")
+    file.write_text(changed)
     assert api.tokens(operator) == {"first"}
     api.accept("second")
     outages = operator.run_pass().outages
     assert outages == {f"{api.url} rejects the credentials": "log in again, or renew the token"}
-    good = file.read_text()
     file.write_text("half: [")
     for _ in range(2):
         assert [*operator.run_pass().outages] == ["the configuration cannot be loaded"]
-    file.write_text(good)
+    file.write_text(changed)
     assert api.tokens(operator) == {"second"}
 
 
@@ -103,24 +103,22 @@ TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in
 
 
 @pytest.mark.parametrize(
-    ("certified", "cluster", "rejection"),
+    ("certified", "cluster", "outages"),
     [
-        ({"key_identifiers": False}, AUTHORITY, ""),  # older clusters; Python 3.13 is stricter
-        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}, ""),
-        (TUNNEL, AUTHORITY, "IP address mismatch"),
-        ({}, {"insecure_skip_tls_verify": True}, ""),
-        ({}, {}, "self-signed certificate|unable to get local issuer certificate"),
+        ({"key_identifiers": False}, AUTHORITY, "^{}$"),  # older clusters; Python 3.13 is stricter
+        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}, "^{}$"),
+        (TUNNEL, AUTHORITY, "certificate verify failed: IP address mismatch"),
+        ({}, {"insecure_skip_tls_verify": True}, "^{}$"),
+        ({}, {}, "certificate verify failed: (self-signed certificate|unable to get local issuer)"),
     ],
 )
 def test_certificates_are_accepted_as_by_kubectl_or_rejected_with_the_reason(
-    tmp_path: Path, certified: Obj, cluster: Obj, rejection: str
+    tmp_path: Path, certified: Obj, cluster: Obj, outages: str
 ) -> None:
     certificate(tmp_path / "server", certificate(tmp_path / "authority"), **certified)
-    with closing(Api(tmp_path, milvus("x"), tls=server_context(tmp_path / "server"))) as api:
-        line = str(api.operator(api.kubeconfig(**cluster)).run_pass().outages)
-        words = f"requests to {api.url} fail': .*certificate verify failed: ({rejection})"
-        assert re.search(words, line) if rejection else line == "{}", line
-        assert api.world.pods() == ([] if rejection else ["x-0"])
+    with closing(Api(tmp_path, tls=server_context(tmp_path / "server"))) as api:
+        operator = api.operator(api.kubeconfig(**cluster))
+        assert re.search(outages, str(operator.run_pass().outages))
 
 
 def test_a_renewed_authority_is_used_and_certificates_leave_no_files(
