@@ -52,7 +52,8 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path:
     manifests = tmp_path / "bundle/manifests"
     assert read(manifests / "milvuses.zilliz.com.crd.yaml") == read(TOP / "crd.yaml")
     labels = (tmp_path / "bundle.Dockerfile").read_text()
-    for key, value in read(tmp_path / "bundle/metadata/annotations.yaml")["annotations"].items():
+    metadata = read(tmp_path / "bundle/metadata/annotations.yaml")
+    for key, value in metadata["annotations"].items():
         assert f"LABEL {key}={value}\n" in labels
     csv = read(manifests / "milvus-polling-operator.clusterserviceversion.yaml")
     (example,) = json.loads(csv["metadata"]["annotations"]["alm-examples"])
@@ -99,7 +100,8 @@ def test_one_namespace_gets_the_same_with_a_role_and_nothing_else() -> None:
     """What the Role grants is tested with the permissions that the operator uses."""
     one = manifest("NAMESPACE=milvus")
     assert one.keys() == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
-    assert {obj["metadata"]["namespace"] for obj in one.values()} == {"milvus"}
+    for obj in one.values():
+        assert obj["metadata"]["namespace"] == "milvus"
     template = manifest()["Deployment"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     assert container["args"].pop(0) == "--all-namespaces"
@@ -152,19 +154,19 @@ def test_the_base_image_is_pinned_and_has_a_python_that_the_lock_and_the_matrix_
 
 
 def test_the_builder_gets_exactly_the_files_that_the_image_copies() -> None:
-    copied = " ".join(re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M))
-    ignored = (TOP / ".dockerignore").read_text().split()
-    assert {*ignored} == {"*", *(f"!{file}" for file in copied.split())}
+    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M)
+    ignored = (TOP / ".dockerignore").read_text().replace("!", "")
+    assert {*ignored.split()} == {"*", *" ".join(copied).split()}
 
 
 def test_what_the_image_leaves_out_is_not_imported(api: Api) -> None:
-    removed = " ".join(re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M))
+    (removed,) = re.findall(r"^RUN rm -r (.+)$", DOCKERFILE, re.M)
     modules = removed.replace("*", "").replace("/", ".").split()
     assert "aiohttp" in modules
     without = f"import sys\nsys.modules |= dict.fromkeys({modules})\n"
     (api.folder / "sitecustomize.py").write_text(without)
     api.world.add(milvus("x"))
-    options = ["--once", "--kubeconfig", api.kubeconfig()]
-    process = Command(*options, env={"PYTHONPATH": str(api.folder)})
+    env = {"PYTHONPATH": str(api.folder)}
+    process = Command("--once", "--kubeconfig", api.kubeconfig(), env=env)
     assert process.end() == 0, process.log
     assert api.world.pods() == ["x-0"]
