@@ -168,7 +168,8 @@ class Side:
         version = metadata.get("resourceVersion", "")
         is_changed = "PATCH" in verb and not mo.is_ending(found) and version != self.version
         self.version = version
-        self.words["TOKEN"] = metadata.get("continue", "")
+        if "items" in found:
+            self.words["TOKEN"] = metadata.get("continue", "")
         if verb == "POST" and "uid" in metadata:
             self.words |= {"UID": metadata["uid"], "VERSION": version}
         seen = json.dumps([response.status, is_changed, comparable(found)], sort_keys=True)
