@@ -129,7 +129,7 @@ def test_a_renewed_authority_is_used_and_certificates_leave_no_files(
     certificate(tmp_path / "server", authority)
     certificate(tmp_path / "user", authority)
     user = {}
-    for key, file in (("certificate", "crt"), ("key", "key")):
+    for key, file in {"certificate": "crt", "key": "key"}.items():
         content = (tmp_path / "user" / file).read_bytes()
         user[f"client-{key}-data"] = base64.b64encode(content).decode()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
