@@ -150,7 +150,7 @@ def version_of(obj: Obj) -> str:
 
 
 def labels_of(obj: Obj) -> Obj:
-    return obj["metadata"].get("labels") or {}
+    return obj["metadata"].get("labels", {})
 
 
 def controller_of(obj: Obj) -> Obj:
@@ -164,7 +164,7 @@ def owner_uid(obj: Obj) -> str | None:
 
 
 def template_hash_of(pod: Obj) -> str | None:
-    return (pod["metadata"].get("annotations") or {}).get(TEMPLATE_HASH)
+    return pod["metadata"].get("annotations", {}).get(TEMPLATE_HASH)
 
 
 def is_ending(obj: Obj) -> bool:
@@ -181,7 +181,7 @@ def is_finished(pod: Obj) -> bool:
 
 
 def conditions_of(obj: Obj) -> list[Obj]:
-    return (obj.get("status") or {}).get("conditions") or []
+    return obj.get("status", {}).get("conditions") or []
 
 
 def condition_of(obj: Obj, kind: str) -> Obj:
@@ -258,8 +258,7 @@ def spec_of(milvus: Obj) -> Spec:
     Visit.plan() handles both."""
     if "spec" not in milvus:
         # slim_milvus() has left it out.
-        text = f"the spec is missing, nested too deeply, or longer than {MAX_SPEC >> 10} KiB"
-        raise Invalid(text)
+        raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
     template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     written = json.dumps(template, sort_keys=True)
@@ -352,8 +351,7 @@ def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
     for name, value, mark in flatten(node):
         key = setting(name)
         if key in FIXED:
-            text = f"{FIXED[key]} cannot be changed: the ports of the pod depend on it"
-            raise invalid_at(mark, text)
+            raise invalid_at(mark, f"{FIXED[key]} cannot be changed: the pod's ports depend on it")
         if key in marks:
             raise invalid_at(mark, f"it sets the same setting as line {marks[key].line + 1}")
         # From space to ~, but without =: what the name of an environment variable may contain.
@@ -409,8 +407,7 @@ def has_our_labels(milvus: Obj, pod: Obj) -> bool:
 
 
 def reference_to(milvus: Obj) -> Obj:
-    names = {"name": name_of(milvus), "uid": uid_of(milvus)}
-    return {"apiVersion": API_VERSION, "kind": KIND} | names
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": name_of(milvus), "uid": uid_of(milvus)}
 
 
 def owner_reference(milvus: Obj) -> Obj:
@@ -646,7 +643,7 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     # Nor take one down while another that is Ready is about to be deleted.
     leaving = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    is_due = waited <= ready and not ready & {*leaving}
+    is_due = waited <= ready and ready.isdisjoint(leaving)
     # The same pod until it is done: a lost delete is repeated. If it was refused, it goes last.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
     for ordinal in serving:
@@ -721,7 +718,7 @@ def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str)
     if reconciled.reason in STALLED:
         conditions.append(new_condition(milvus, "Stalled", True, reconciled, now))
     ours = ("Ready", "Reconciled", "Stalled")
-    others = [item for item in conditions_of(milvus) if item.get("type") not in ours]
+    others = [item for item in conditions_of(milvus) if item["type"] not in ours]
     return {
         "observedGeneration": milvus["metadata"]["generation"],
         "replicas": len(present),
@@ -827,7 +824,7 @@ class ApiError(Exception):
         return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
 
     @property
-    def ends_visit(self) -> bool:
+    def blocks_verb(self) -> bool:
         """Whether the next action for the same Milvus would fail in the same way."""
         return self.is_lost or self.outage is not None or self.why.reason == QUOTA_EXCEEDED
 
@@ -1089,8 +1086,7 @@ class Cluster:
         """What affects more than one Milvus: the credentials, or a missing permission."""
         if str(error) == "Unauthorized":  # a webhook may reject with code 401, too
             self.is_rejected = True
-            advice = "log in again, or renew the token"
-            return f"{self.server} rejects the credentials", advice
+            return f"{self.server} rejects the credentials", "log in again, or renew the token"
         if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
             return f"not allowed to {asked}", f"{error} (see the role in deploy.yaml)"
         return None
@@ -1270,22 +1266,23 @@ class Visit:
         status and events: otherwise the lists are out of date, and the next visit writes them."""
         memory = self.memory
         memory.settled = ()
-        is_complete = False
+        blocked = set[str]()  # verbs that would fail again; the next pass tries another ordinal
+        is_complete = True
         for action in self.plan():
-            if not action.is_due or self.waits(action.key):
+            if not action.is_due or self.waits(action.key) or action.verb in blocked:
                 continue
             if self.cluster.clock() >= self.this.deadline:
                 self.this.is_cut = True
+                is_complete = False
                 break
             error = self.attempt(action.key, self.carry_out, action)
-            if error and error.ends_visit:  # what is left is tried in the next pass
-                break
-        else:
-            is_complete = True
+            if error and error.blocks_verb:
+                blocked.add(action.verb)
+                is_complete = False
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        is_last = not self.done or self.cluster.dry_run
+        is_last = not self.done or blocked or self.cluster.dry_run
         if is_last:
             self.write_status()
             self.write_events()
@@ -1293,7 +1290,7 @@ class Visit:
         waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
         memory.wake = min(waiting, default=math.inf)
         if not is_complete:
-            memory.wake = 0  # early in the next pass
+            memory.wake = self.this.listed  # now: who has waited longest comes first
         elif is_last:
             memory.settled = self.versions
 
@@ -1385,7 +1382,7 @@ class Visit:
         try:
             task(*arguments)
         except ApiError as failed:
-            error = failed.with_traceback(None)  # which would keep this visit in memory
+            error = failed
         except Exception as failed:
             error = unexpected(failed)
         self.record(key, error)
@@ -1414,8 +1411,7 @@ class Visit:
         if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
             if not error.outage and before.why.reason in ("", PENDING):  # else it has been said
-                name = full_name(self.milvus)
-                log.warning("milvus %s: the %s failed: %s", name, key[0], error)
+                log.warning("milvus %s: the %s failed: %s", full_name(self.milvus), key[0], error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
         """Say something in the log, and in an event later."""
@@ -1559,7 +1555,7 @@ class Operator:
             self.list_delay = 0
         self.is_ready |= not this.unlisted
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
-        return sorted(needed, key=lambda visit: (not visit.memory.settled, visit.memory.wake))
+        return sorted(needed, key=lambda v: (v.memory.settled in ((), v.versions), v.memory.wake))
 
     def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
         """List a namespace, or all. Returns a visit for each Milvus."""
@@ -1613,7 +1609,6 @@ class Operator:
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
-        counts = Counter(this.outcomes)
         memories = self.all_memories()
         states = Counter(memory.state for memory in memories)
         back_offs = [b for memory in memories for b in list(memory.back_offs.values())]
@@ -1624,7 +1619,7 @@ class Operator:
             log.info("resolved: %s", what)
         self.outages = this.outages
         seconds = self.clock() - this.started
-        done = ", ".join(f"{what}: {count}" for what, count in counts.items())
+        done = ", ".join(f"{what}: {count}" for what, count in Counter(this.outcomes).items())
         total = f"{len(memories)} Milvus resource(s) in {seconds:.2f} s{self.cluster.dry_run_note}"
         level = logging.INFO if done else logging.DEBUG
         log.log(level, "pass over %s: %s", total, done or "nothing to do")

@@ -88,7 +88,8 @@ def test_a_release_is_reproducible_and_needs_results_of_this_operator(tmp_path: 
     sums = (dist / "SHA256SUMS").read_text()
     make("release", f"IMAGE={IMAGE}", cwd=tmp_path)
     assert (dist / "SHA256SUMS").read_text() == sums
-    files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml"]
+    wheel = "milvus_polling_operator-0.1.0-py3-none-any.whl"
+    files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml", wheel]
     said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=dist)
     assert said.splitlines() == [f"{file}: OK" for file in files]
     assert by_kind((dist / files[1]).read_text()) == manifest("NAMESPACE=milvus")
