@@ -2,7 +2,8 @@
 
 It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
 requirements.txt allows and with the newest, and one Python with the newest packages against an
-older API server. A table in docs/reports/tested.md says what came of it, or why something was not run.
+older API server. A table in docs/reports/tested.md says what came of it, or why something was not
+run.
 """
 
 import contextlib
@@ -31,11 +32,13 @@ print(sys.version.split()[0], kubernetes.__version__, ssl.OPENSSL_VERSION.split(
 def find_python(version: str) -> str | None:
     """The path of an interpreter of this minor version that starts, if there is one."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    for path in [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]:
+    found = [*pyenv.glob(f"versions/{version}.*/bin/python")]
+    if installed := shutil.which(f"python{version}"):
+        found.insert(0, Path(installed))
+    for path in found:
         with contextlib.suppress(AssertionError):
-            if path:
-                output_of(str(path), "-c", "import venv")
-                return str(path)
+            output_of(str(path), "-c", "import venv")
+            return str(path)
     return None
 
 
@@ -85,11 +88,14 @@ def try_out(version: str, packages: str, older: str) -> tuple[str, bool]:
         return f"| {version} | – | {packages} | {older} | not run: {last[:200]} |", False
     exact, client, tls = output_of(interpreter, "-c", SAYS).split()[:3]
     server = output_of(f"{assets}/kube-apiserver", "--version").split()[1]
-    env = os.environ | ({"KUBEBUILDER_ASSETS": str(assets)} if older else {})
+    env = dict(os.environ)
+    if older:
+        env["KUBEBUILDER_ASSETS"] = str(assets)
     options = ["-q", "-n", "auto", "-m", "platform and not slow", "-p", "no:cacheprovider"]
     tests = [interpreter, "-m", "pytest", *options]
     done = subprocess.run(tests, cwd=TOP, capture_output=True, text=True, env=env)
-    sys.stderr.write("" if done.returncode == 0 else done.stdout[-3000:])
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout[-3000:])
     result = done.stdout.strip().splitlines()[-1].strip("= ")
     row = f"| {exact} | {tls} | {packages}: kubernetes {client} | {server} | {result} |"
     return row, done.returncode == 0

@@ -24,96 +24,133 @@ from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namesp
 from tests.lib.wire import Wire
 from tools import fingerprint
 
+LINE = "\n"  # which no expression in an f-string may contain
 # What is measured, and how much of it comes and goes.
-FIGURES = {"memory, MiB": 3, "threads": 4, "open files": 4, "connections": 4}
+FIGURES = {
+    "memory, MiB": 3,
+    "threads": 4,
+    "open files": 4,
+    "connections": 4,
+}
+Figures = list[float]
 
 
-def measure(pid: int) -> list[float]:
+def measure(pid: int) -> Figures:
     """The figures of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
-    memory, threads = (int(n) for n in re.findall(r"(?:VmRSS|Threads):\s+(\d+)", status))
+    memory, threads = re.findall(r"(?:VmRSS|Threads):\s+(\d+)", status)
     files = subprocess.getoutput(f"ls -l /proc/{pid}/fd")  # some are closed meanwhile
-    return [memory / 1024, threads, files.count(" -> "), files.count(" -> socket:")]
+    return [
+        int(memory) / 1024,
+        int(threads),
+        files.count(" -> "),
+        files.count(" -> socket:"),
+    ]
 
 
 class Soak(NamedTuple):
-    samples: list[tuple[float, list[float]]]  # seconds since the start, and the figures
+    times: list[float]  # of the samples, in seconds since the start
+    samples: list[Figures]
     happened: dict[str, int]
 
-    def means(self) -> dict[str, tuple[float, float]]:
-        """Of each figure, the mean of the second third, and that of the last."""
-        figures, third = [figures for _, figures in self.samples], len(self.samples) // 3
-        parts = figures[third : 2 * third], figures[2 * third :]
-        columns = [[mean(column) for column in zip(*part, strict=True)] for part in parts]
-        return dict(zip(FIGURES, zip(*columns, strict=True), strict=True))
+    def means(self, third: int) -> Figures:
+        """The mean of each figure in a third of the samples: 0, 1 or 2."""
+        size = len(self.samples) // 3
+        start = third * size
+        columns = zip(*self.samples[start : start + size], strict=True)
+        return [mean(column) for column in columns]
 
     def growth(self) -> list[str]:
         """What has grown by more than a tenth, and by more than comes and goes."""
-        return [
-            f"{name}: {before:.1f}, then {after:.1f}"
-            for name, (before, after) in self.means().items()
-            if after > 1.1 * before + FIGURES[name]
-        ]
+        grown = []
+        for name, before, after in zip(FIGURES, self.means(1), self.means(2), strict=True):
+            if after > 1.1 * before + FIGURES[name]:
+                grown.append(f"{name}: {before:.1f}, then {after:.1f}")
+        return grown
 
 
 def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> Soak:
     """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError
     if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
     faults = Faults(seed=8, reads=0.03, writes=0.03)
-    users, judge, recorder = Users(kube, seed=9), Judge(), Recorder(kube)
-    log, samples = folder / "operator.log", list[tuple[float, list[float]]]()
-    wire.judge = judge
+    users = Users(kube, seed=9)
+    recorder = Recorder(kube)
+    wire.judge = Judge()
+    log = folder / "operator.log"
+    times = list[float]()
+    samples = list[Figures]()
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url, **tls)
-    options = ["-n", kube.ns, "--interval=0.5", "--timeout=2"]
+    options = ("-n", kube.ns, "--interval=0.5", "--timeout=2")
     with log.open("w") as stderr:
         operator = Command(*options, env={"KUBECONFIG": config}, stderr=stderr)
     try:
         kube.create("warm", replicas=60)  # so that each worker has its connection from the start
         eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
-        wire.fault, started = faults, time.monotonic()
+        wire.fault = faults
+        started = time.monotonic()
         while (now := time.monotonic() - started) < seconds:
             if now >= len(samples):
-                samples.append((now, measure(operator.process.pid)))
+                times.append(now)
+                samples.append(measure(operator.process.pid))
             users.change()
             time.sleep(0.3)
-        faults.reads = faults.writes = 0
+        faults.reads = 0
+        faults.writes = 0
         users.settle_down()
     finally:
         operator.kill()
-    users.check_harm(judge, recorder)
+    users.check_harm(wire.judge, recorder)
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
-    happened = {"changes by users": users.changes, "faults injected": faults.done.total()}
-    happened |= {f"judged: {what}": count for what, count in sorted(judge.seen.items())}
-    return Soak(samples, happened)
+    happened = {
+        "changes by users": users.changes,
+        "faults injected": faults.done.total(),
+    }
+    for what, count in sorted(wire.judge.seen.items()):
+        happened[f"judged: {what}"] = count
+    return Soak(times, samples, happened)
 
 
 def report(minutes: float, run: Soak) -> str:
-    lines = [
-        "# A long run", "",
-        f"`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes.", "",
-        fingerprint.line(), "",
-        "| what happened | how often |", "|---|---|",
-        *(f"| {what} | {number:,} |" for what, number in run.happened.items()), "",
-        f"| minute | {' | '.join(FIGURES)} |", "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for seconds, figures in run.samples[:: max(1, len(run.samples) // 12)]:
-        cells = [f"{seconds / 60:.0f}", f"{figures[0]:.1f}", *(f"{n:.0f}" for n in figures[1:])]
-        lines.append(f"| {' | '.join(cells)} |")
-    means = [f"{name} {one:.1f} and {two:.1f}" for name, (one, two) in run.means().items()]
-    text = f"Means of the second and the last third: {', '.join(means[1:])}."
-    return "\n".join([*lines, "", text, ""])
+    happened = [f"| {what} | {number:,} |" for what, number in run.happened.items()]
+    rows = []
+    step = max(1, len(run.samples) // 12)
+    for row in range(0, len(run.samples), step):
+        memory, *counts = run.samples[row]
+        numbers = " | ".join(f"{number:.0f}" for number in counts)
+        rows.append(f"| {run.times[row] / 60:.0f} | {memory:.1f} | {numbers} |")
+    means = []
+    for name, one, two in zip(FIGURES, run.means(1), run.means(2), strict=True):
+        means.append(f"{name} {one:.1f} and {two:.1f}")
+    return f"""# A long run
+
+`make soak`, {datetime.now(UTC):%Y-%m-%d}, {minutes:g} minutes.
+
+{fingerprint.line()}
+
+| what happened | how often |
+|---|---|
+{LINE.join(happened)}
+
+| minute | {" | ".join(FIGURES)} |
+|---|---|---|---|---|
+{LINE.join(rows)}
+
+Means of the second and the last third: {", ".join(means[1:])}.
+"""
 
 
 def main(minutes: float) -> int:
-    with ControlPlane() as plane, new_namespace(plane) as kube, TemporaryDirectory() as folder:
-        server, authority = Path(folder, "server"), Path(folder, "authority")
+    with ControlPlane() as plane, new_namespace(plane) as kube, TemporaryDirectory() as name:
+        folder = Path(name)
+        server = folder / "server"
+        authority = folder / "authority"
         certificate(server, certificate(authority))
         wire = new_wire(plane, server_context(server))
-        bundle = base64.b64encode((authority / "crt").read_bytes()).decode()
-        tls = {"certificate-authority-data": bundle}
-        run = soak(kube, wire, Path(folder), 60 * minutes, **tls)
+        bundle = base64.b64encode((authority / "crt").read_bytes())
+        tls = {"certificate-authority-data": bundle.decode()}
+        run = soak(kube, wire, folder, 60 * minutes, **tls)
         wire.close()
     text = report(minutes, run)
     print(text)
@@ -122,4 +159,5 @@ def main(minutes: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]) if sys.argv[1:] else 60))
+    arguments = [*sys.argv[1:], "60"]
+    sys.exit(main(float(arguments[0])))

@@ -10,41 +10,61 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from local.controlplane import ControlPlane
-from tests.lib import judge
 from tests.lib.front import Refused
-from tests.lib.kit import Command, Kube, Obj, eventually, new_operator, rest
+from tests.lib.judge import (
+    ROLLED,
+    Change,
+    Judge,
+    Obj,
+    image_of,
+    is_ready,
+    name_of,
+    owner_of,
+    uid_of,
+)
+from tests.lib.kit import Command, Kube, eventually, new_operator, rest
 from tests.lib.wire import Handler, Wire
 
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
-STATUSES = {
-    401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
-    422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable",
+ERRORS = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
     504: "Timeout",
-}  # fmt: skip
+}
 
 
-def status(code: int) -> Callable[[Handler], None]:
-    """A fault that answers with an error in the API server's own format."""
-    body = Refused(code, STATUSES[code], f"injected {STATUSES[code]}").status
-    headers = {"Retry-After": "1"} if code == 429 else {}
-    return lambda handler: handler.answer(code, json.dumps(body).encode(), **headers)
+def error(code: int) -> Callable[[Handler], None]:
+    """A fault that responds with an error in the API server's own format."""
+    status = Refused(code, ERRORS[code], f"injected {ERRORS[code]}").status
+    body = json.dumps(status).encode()
+    return lambda handler: handler.answer(code, body, **{"Retry-After": "1"})
 
 
 def cut(handler: Handler) -> None:
     """Reset the connection in the middle of the body."""
-    answer = handler.forward().data
-    handler.answer(200, answer[: len(answer) // 2], **{"Content-Length": str(len(answer))})
+    data = handler.forward().data
+    half = data[: len(data) // 2]
+    handler.answer(200, half, **{"Content-Length": str(len(data))})
     handler.reset()
 
 
 def truncated(handler: Handler) -> None:
-    answer = handler.forward()
-    handler.answer(answer.status, answer.data[: len(answer.data) // 2])
+    response = handler.forward()
+    half = response.data[: len(response.data) // 2]
+    handler.answer(response.status, half)
 
 
 def hang(handler: Handler) -> None:
@@ -53,63 +73,71 @@ def hang(handler: Handler) -> None:
 
 
 def lost(handler: Handler) -> None:
-    """Let the request succeed, and lose its answer."""
+    """Let the request succeed, and lose the response."""
     handler.forward()
     handler.reset()
 
 
 FAULTS: dict[str, Callable[[Handler], None]] = {
-    "reset": lambda handler: handler.reset(),
+    "reset": Handler.reset,
     "reset in the body": cut,
     "truncated JSON": truncated,
-    "not JSON": lambda handler: handler.answer(200, b'{"items": [}'),
     "HTML with 200": lambda handler: handler.answer(200, HTML, "text/html"),
     "HTML with 502": lambda handler: handler.answer(502, HTML, "text/html"),
     "not a list": lambda handler: handler.answer(200, b"{}"),
     "answer lost": lost,
     "hang": hang,
-    **{f"{code}": status(code) for code in STATUSES},
+    **{f"{code}": error(code) for code in ERRORS},
 }
+NEEDS = {"410": "continue=", "not a list": "limit="}  # in the path
 
 
 class Faults:
     """The `fault` of one or more wires: breaks a share of the reads and a share of the writes."""
 
     def __init__(self, seed: int, reads: float, writes: float) -> None:
-        self.random, self.lock = random.Random(seed), threading.Lock()
-        self.reads, self.writes = reads, writes
-        self.done, self.done_to_writes = Counter[str](), Counter[str]()
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+        self.reads = reads
+        self.writes = writes
+        self.done = Counter[str]()
+        self.done_to_writes = Counter[str]()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
-        reads = verb == "GET" or "dryRun" in path
+        is_read = verb == "GET" or "dryRun" in path
+        share = self.reads if is_read else self.writes
         with self.lock:
-            if self.random.random() >= (self.reads if reads else self.writes):
+            if self.random.random() >= share:
                 return False
-            unfit = {"410": "continue=" not in path, "not a list": "limit=" not in path}
-            kinds = [kind for kind in FAULTS if not unfit.get(kind)]
-            kind = self.random.choices(kinds, [0.2 if kind == "hang" else 1 for kind in kinds])[0]
+            kinds = [kind for kind in FAULTS if NEEDS.get(kind, "") in path]
+            weights = [0.2 if kind == "hang" else 1 for kind in kinds]
+            (kind,) = self.random.choices(kinds, weights)
             self.done[kind] += 1
-            self.done_to_writes[kind] += not reads
+            if not is_read:
+                self.done_to_writes[kind] += 1
         with contextlib.suppress(OSError):  # the client has already gone
             FAULTS[kind](handler)
         return True
 
 
 class Kills:
-    """The `fault` of several wires: kills something during a write. A copy of the operator is
-    killed before its write is forwarded ("before") or before it can read the answer ("after"),
+    """The `fault` of several wires: kills something during a write. A replica of the operator is
+    killed before its write is forwarded ("before") or before it can read the response ("after"),
     etcd or kube-apiserver during the write."""
 
     def __init__(self, plane: ControlPlane, seed: int, *todo: str) -> None:
-        self.plane, self.random, self.todo = plane, random.Random(seed), list(todo)
-        self.random.shuffle(self.todo)
+        self.plane = plane
+        self.random = random.Random(seed)
+        self.todo = self.random.sample(todo, len(todo))
         self.processes: dict[Wire, Command] = {}  # those that are running
-        self.lock, self.server = threading.Lock(), threading.Thread()
+        self.lock = threading.Lock()
+        self.server = threading.Thread()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
         with self.lock:
-            alive, late = handler.wire in self.processes, self.server.is_alive()
-            if verb == "GET" or not alive or late or not self.todo or self.random.random() > 0.4:
+            if verb == "GET" or handler.wire not in self.processes:
+                return False
+            if self.server.is_alive() or not self.todo or self.random.random() > 0.4:
                 return False
             how = self.todo.pop()
             if how not in ("before", "after"):
@@ -131,10 +159,12 @@ REFUSED = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API serv
 
 class Users:
     """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random.
-    The names of some pods are those of strangers' pods."""
+    Pods of other owners have the names of some pods."""
 
     def __init__(self, kube: Kube, seed: int) -> None:
-        self.kube, self.random, self.changes = kube, random.Random(seed), 0
+        self.kube = kube
+        self.random = random.Random(seed)
+        self.changes = 0
         self.names = [f"m{number}" for number in range(8)]
         self.taken = {name: f"{name}-2" for name in self.names[:3]}
         self.deleted: set[str] = set()  # the UIDs of pods that they have asked to delete
@@ -144,13 +174,13 @@ class Users:
         kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
         kube.create("rolled", replicas=3)  # and of this one they only change the image
-        others = "still-0", "still-1", "stored-0", "stored-1"
-        rest(new_operator(kube), kube, *others, *judge.ROLLED)
+        others = ("still-0", "still-1", "stored-0", "stored-1")
+        rest(new_operator(kube), kube, *others, *ROLLED)
         for name in self.taken.values():
             kube.create_pod(name)
 
     def change(self) -> None:
-        """Make one change; if the API server refuses it, so be it."""
+        """Make one change; if the API server rejects it, so be it."""
         with contextlib.suppress(*REFUSED):
             name = self.random.choice(self.names)
             self.changes += 1
@@ -159,42 +189,40 @@ class Users:
             elif milvus := self.present().get(name):
                 self.change_milvus(name, milvus)
             else:
-                stored = {"storage": self.storage} if name == self.names[-1] else {}
-                replicas = self.random.randint(0, 4)
-                self.kube.create(name, replicas=replicas, image=self.image(), **stored)
+                spec: Obj = {"replicas": self.random.randint(0, 4), "image": self.image()}
+                if name == self.names[-1]:
+                    spec["storage"] = self.storage
+                self.kube.create(name, **spec)
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
-        kube, dice = self.kube, self.random
-        action = dice.choice(["replicas", "image", "waver", "delete", "orphan", "pod"])
-        if action == "replicas":
-            kube.change(name, replicas=dice.randint(0, 4))
-        elif action == "image":
-            kube.change(name, image=self.image())
-        elif action == "waver":  # a change that is reverted at once
-            update: Obj = dice.choice([{"replicas": 0}, {"image": self.image()}])
-            kube.change(name, **update)
-            time.sleep(dice.uniform(0, 0.3))
-            kube.change(name, **{key: milvus["spec"][key] for key in update})
-        elif action == "pod":
-            pods = [pod for pod in kube.all_pods().values() if self.is_of(milvus, pod)]
-            for pod in dice.sample(pods, min(1, len(pods))):
-                self.deleted.add(judge.uid_of(pod))
-                self.delete_pod(pod)
-        else:
-            kube.delete(name, propagationPolicy="Background" if action == "delete" else "Orphan")
+        actions = ["replicas", "image", "pod", "Background", "Orphan"]
+        match self.random.choice(actions):
+            case "replicas":
+                self.kube.change(name, replicas=self.random.randint(0, 4))
+            case "image":
+                self.kube.change(name, image=self.image())
+            case "pod":
+                mine = [pod for pod in self.kube.all_pods().values() if is_of(milvus, pod)]
+                if mine:
+                    pod = self.random.choice(mine)
+                    self.deleted.add(uid_of(pod))
+                    self.delete(self.kube.pods, pod)
+            case how:
+                self.delete(self.kube.milvuses, milvus, propagationPolicy=how)
 
-    def is_of(self, milvus: Obj, pod: Obj) -> bool:
-        return bool(judge.owner_of(pod).get("uid") == judge.uid_of(milvus))
+    def delete(self, resource: Any, obj: Obj, **options: Any) -> None:
+        body = options | {"preconditions": {"uid": uid_of(obj)}}
+        resource.delete(name=name_of(obj), namespace=self.kube.ns, body=body)
 
     def image(self) -> str:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
         items = self.kube.milvuses.get(namespace=self.kube.ns).to_dict()["items"]
-        return {judge.name_of(milvus): milvus for milvus in items}
+        return {name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> None:
-        """Ask for good pods, and wait until all is served."""
+        """Ask for good pods, and wait until there are."""
         eventually(self.ask_for_good_pods, 30, ignoring=REFUSED)
         eventually(self.are_served, 120, ignoring=(AssertionError,))
 
@@ -207,35 +235,30 @@ class Users:
             self.kube.change(name, replicas=replicas, image=f"milvus:last-{self.changes}")
         return True
 
-    def delete_pod(self, pod: Obj, **options: int) -> None:
-        body = {"preconditions": {"uid": judge.uid_of(pod)}} | options
-        self.kube.pods.delete(name=judge.name_of(pod), namespace=self.kube.ns, body=body)
-
     def are_served(self) -> bool:
         """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
-        pods = self.kube.all_pods()
-        for pod in pods.values():
+        pods = self.kube.all_pods().values()
+        for pod in pods:
             # The API server was killed between the two writes of a delete.
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 with contextlib.suppress(ApiException):
-                    self.delete_pod(pod, gracePeriodSeconds=0)
+                    self.delete(self.kube.pods, pod, gracePeriodSeconds=0)
         for name, milvus in self.present().items():
-            spec, status = milvus["spec"], milvus.get("status") or {}
-            wanted = {f"{name}-{i}" for i in range(spec["replicas"])} - {self.taken.get(name)}
-            images = {
-                judge.name_of(pod): pod["spec"]["containers"][0]["image"]
-                for pod in pods.values()
-                if self.is_of(milvus, pod) and judge.is_ready(pod)
-            }
-            assert images == dict.fromkeys(wanted, spec["image"]), name
-            said = {c["type"]: c["status"] for c in status.get("conditions") or []}
+            image = milvus["spec"]["image"]
+            wanted = {f"{name}-{i}" for i in range(milvus["spec"]["replicas"])}
             expected = {"Ready": "True", "Reconciled": "True"}
             if name in self.taken:
+                wanted.remove(self.taken[name])
                 expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
-            assert (said, {*status.get("pods", ())}) == (expected, wanted), name
+            ready = [pod for pod in pods if is_of(milvus, pod) and is_ready(pod)]
+            images = {name_of(pod): image_of(pod) for pod in ready}
+            assert images == dict.fromkeys(wanted, image), name
+            conditions = milvus["status"].get("conditions", ())
+            said = {one["type"]: one["status"] for one in conditions}
+            assert said == expected, name
         return True
 
-    def check_harm(self, by: judge.Judge, recorder: Recorder) -> None:
+    def check_harm(self, by: Judge, recorder: Recorder) -> None:
         """Let the judge see all that has happened. Raises AssertionError with the harm."""
         harm = by.harm(recorder.history(), self.deleted)
         print(f"{self.changes} changes by users, {dict(by.seen)}")
@@ -243,51 +266,50 @@ class Users:
         assert by.seen["Ready pods rolled"] > 0, "the judge has seen too little"
 
 
+def is_of(milvus: Obj, pod: Obj) -> bool:
+    return owner_of(pod).get("uid") == uid_of(milvus)
+
+
 class Recorder:
-    """Watches all pods, Milvus resources and claims of a namespace, and records each change."""
+    """Records each change of the pods, Milvus resources and claims of a namespace: every other
+    second, it asks for those since the last ones."""
 
     def __init__(self, kube: Kube) -> None:
-        self.kube, self.running = kube, True
-        self.changes, self.threads = list[judge.Change](), list[threading.Thread]()
+        self.kube = kube
+        self.changes: list[Change] = []
         core = f"/api/v1/namespaces/{kube.ns}"
-        paths = {
-            "Pod": f"{core}/pods",
-            "Milvus": kube.milvuses_path,
-            "PersistentVolumeClaim": f"{core}/persistentvolumeclaims",
-        }
-        for kind, path in paths.items():
-            page = json.loads(kube.request("GET", path).data)
-            for item in page["items"]:
-                self.add("ADDED", item | {"kind": kind})
-            arguments = [path, page["metadata"]["resourceVersion"]]
-            self.threads.append(threading.Thread(target=self.follow, args=arguments, daemon=True))
-            self.threads[-1].start()
+        paths = (f"{core}/pods", f"{core}/persistentvolumeclaims", kube.milvuses_path)
+        self.revisions = dict.fromkeys(paths, 0)  # of the last change
+        self.over = threading.Event()
+        self.look()
+        self.thread = threading.Thread(target=self.follow, daemon=True)
+        self.thread.start()
 
-    def follow(self, path: str, revision: str) -> None:
-        """Watch from this revision on. An answer that is not understood ends the thread."""
-        options = {"preload_content": False, "timeout": urllib3.Timeout(connect=2, read=None)}
-        while self.running:
-            try:
-                changes = f"{path}?watch=1&resourceVersion={revision}"
-                with self.kube.request("GET", changes, **options) as answer:
-                    if answer.status >= 500:
-                        raise OSError("it is starting")
-                    for line in answer:
-                        event = json.loads(line)
-                        revision = event["object"]["metadata"]["resourceVersion"]
-                        self.add(event["type"], event["object"])
-            except (urllib3.exceptions.HTTPError, OSError):
-                time.sleep(0.1)  # the API server is down: go on from the last revision
+    def follow(self) -> None:
+        """A response that is not understood ends the thread."""
+        while not self.over.wait(1):
+            with contextlib.suppress(urllib3.exceptions.HTTPError):  # the API server is down
+                self.look()
 
-    def add(self, what: str, obj: Obj) -> None:
-        obj["metadata"].pop("managedFields", None)  # half of the object
-        self.changes.append((int(obj["metadata"]["resourceVersion"]), what, obj))
+    def look(self) -> None:
+        """Without a revision, what there is counts as added."""
+        for path, last in self.revisions.items():
+            since = f"watch=1&timeoutSeconds=1&resourceVersion={last or ''}"
+            response = self.kube.request("GET", f"{path}?{since}")
+            if response.status >= 500:
+                continue  # it is starting
+            for line in response.data.splitlines():
+                event = json.loads(line)
+                obj = event["object"]
+                revision = int(obj["metadata"]["resourceVersion"])
+                del obj["metadata"]["managedFields"]  # half of the object
+                self.changes.append((revision, event["type"], obj))
+                self.revisions[path] = max(revision, self.revisions[path])
 
-    def history(self) -> list[judge.Change]:
+    def history(self) -> list[Change]:
         """All changes so far."""
-        self.kube.create("marker", replicas=0)
-        self.kube.create_pod("marker")
-        eventually(lambda: sum(judge.name_of(one[2]) == "marker" for one in [*self.changes]) >= 2)
-        assert all(thread.is_alive() for thread in self.threads), "not all has been recorded"
-        self.running = False
+        assert self.thread.is_alive(), "not all has been recorded"
+        self.over.set()
+        self.thread.join()
+        self.look()
         return self.changes

@@ -1,14 +1,15 @@
-"""The front of a server in memory: it takes the requests of real clients, and answers them.
+"""The front of a server in memory: it takes the requests of real clients, and responds.
 
 A client made by `Front.client()` is the real one down to its pool of connections, which is ours. A
 request is noted in the `journal`, and meets the rules (`refuse`, `fault`, `delay`, `when`), which
-may answer it, or lose its answer. `serve` does what it asks for.
+may respond to it, or lose the response. `serve` does what it asks for.
 """
 
 import http.client
 import io
 import json
 import math
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutErr
 
 Obj = dict[str, Any]
 
+PATH = re.compile(r"/(?:api|apis/([^/]+))/v1(?:/namespaces/([^/]+))?/([^/]+)/?([^/]*)/?(.*)")
 STATUS: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
 ERRORS: dict[str, Callable[[], Exception]] = {
     "unreachable": lambda: NewConnectionError(None, "Connection refused"),  # type: ignore[arg-type]
@@ -39,14 +41,14 @@ class Request:
     name: str
     body: Obj = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
-    content_type: str = "application/merge-patch+json"
+    content_type: str = ""
     user: str = ""
     time: float = 0.0
-    code: int = 0  # of the answer; 0 if there was none
+    code: int = 0  # of the response; 0 if there was none
 
     @property
     def dry_run(self) -> bool:
-        return "dryRun" in self.query or bool(self.body.get("dryRun"))
+        return "dryRun" in self.query or "dryRun" in self.body
 
     @property
     def plural(self) -> str:
@@ -58,36 +60,29 @@ class Request:
 
 
 class Refused(Exception):
-    """An answer that refuses a request."""
+    """The server rejects a request."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
         told = {"status": "Failure", "message": message, "reason": reason, "code": code}
+        self.code = code
         self.status = STATUS | told
 
 
 @dataclass
 class Rule:
-    """What happens to requests that fit. `do` may raise, or return an answer instead of ours."""
+    """What happens to requests with these attributes. `do` may raise, or return a response."""
 
-    verb: str
-    resource: str
+    only: dict[str, str]  # "*": any
     do: Callable[[Request], HTTPResponse | None]
-    name: str | None = None
-    namespace: str | None = None
-    times: float = math.inf
-    after: bool = False  # once the server has carried out the request
+    after: bool  # once the server has carried out the request
+    times: float
     hits: int = 0
 
     def fits(self, request: Request) -> bool:
-        return (
-            self.hits < self.times
-            and self.verb in ("*", request.verb)
-            and self.resource in ("*", request.resource)
-            and self.name in (None, request.name)
-            and self.namespace in (None, request.namespace)
-        )
+        asked = vars(request)
+        fits = all(value in ("*", asked[key]) for key, value in self.only.items())
+        return fits and self.hits < self.times
 
 
 class Clock:
@@ -108,8 +103,8 @@ class Front:
     def __init__(self) -> None:
         self.clock = Clock()
         self.lock = threading.RLock()
-        self.rules: list[Rule] = []
-        self.journal: list[Request] = []  # in the order of arrival
+        self.rules = list[Rule]()
+        self.journal = list[Request]()  # in the order of arrival
 
     def client(self, user: str = "") -> ApiClient:
         """A real client. The journal notes the user."""
@@ -118,9 +113,18 @@ class Front:
         return api
 
     # --- Rules, for requests of this `name` or `namespace`, the first `times`, or `after` them ---
-    def when(self, verb: str, resource: str, do: Callable[[Request], Any], **fits: Any) -> Rule:
-        self.rules.append(Rule(verb, resource, do, **fits))
-        return self.rules[-1]
+    def when(
+        self,
+        verb: str,
+        resource: str,
+        do: Callable[[Request], Any],
+        after: bool = False,
+        times: float = math.inf,
+        **only: str,
+    ) -> Rule:
+        rule = Rule({"verb": verb, "resource": resource} | only, do, after, times)
+        self.rules.append(rule)
+        return rule
 
     def refuse(
         self, verb: str, resource: str, code: int, message: str = "", reason: str = "", **fits: Any
@@ -129,7 +133,7 @@ class Front:
         return self.when(verb, resource, lambda request: answer(code, status), **fits)
 
     def fault(self, verb: str, resource: str, error: str, **fits: Any) -> Rule:
-        """No answer: "unreachable", "reset" or "timeout". With `after`, only the answer is lost."""
+        """No response: "unreachable", "reset" or "timeout"."""
 
         def do(request: Request) -> None:
             raise ERRORS[error]()
@@ -168,14 +172,11 @@ class Front:
 
 def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
     """The verb, the resource and its group, as RBAC names them; the namespace and the name."""
-    words = path.strip("/").split("/")  # api/v1/… or apis/group/v1/…
-    group, words = ("", words[2:]) if words[0] == "api" else (words[1], words[3:])
-    namespace = ""
-    if words[0] == "namespaces":
-        namespace, words = words[1], words[2:]
-    name = words[1] if words[1:] else ""
+    match = PATH.fullmatch(path)
+    assert match, path
+    group, namespace, resource, name, sub = match.groups("")
     verbs = {"GET": "get" if name else "list", "POST": "create"}
-    resource = "/".join([words[0], *words[2:]])
+    resource = f"{resource}/{sub}".rstrip("/")
     return verbs.get(method, method.lower()), resource, group, namespace, name
 
 
@@ -199,9 +200,7 @@ class Pool(NamedTuple):
 
 
 def answer(code: int, body: Obj | bytes) -> HTTPResponse:
-    """An answer: an object as JSON, or bytes as they are."""
+    """A response: an object as JSON, or bytes as they are."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "text/plain" if content is body else "application/json"}
     reason = http.client.responses.get(code)
-    stream = io.BytesIO(content)
-    return HTTPResponse(stream, headers, code, reason=reason, preload_content=False)
+    return HTTPResponse(io.BytesIO(content), status=code, reason=reason, preload_content=False)

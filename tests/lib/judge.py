@@ -1,13 +1,10 @@
 """The judge of the fault tests. It reads raw JSON, and uses no code of the operator, and no clock.
 
 It hears on the wire what the operator asks for and, at the end, reads all that the API server has
-stored, in the order of the revisions. What the operator should have done at each moment is left to
-the tests in memory. Here, whatever fails, it is harm if
+stored, in the order of the revisions. Whatever fails, it is harm if
 
-- the operator makes a request that it should never make, such as a delete of a pod without its UID,
-  a patch of a claim that changes more than the size that it asks for, or a patch of a pod that
-  changes more than the owner of an orphan;
-- anything happens to the pods of strangers, to claims, or to the Milvus in QUIET, which no user
+- the operator makes a request that REQUESTS does not allow, such as a delete without a UID;
+- anything happens to pods of other owners, to claims, or to the Milvus in QUIET, which no user
   touches;
 - a Ready pod of the Milvus ROLLED, of which users change only the image, ends while another of its
   pods is not Ready;
@@ -19,28 +16,42 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+
+from tests.lib.front import target_of
 
 Obj = dict[str, Any]
+Objs = dict[tuple[str, str], Obj]  # by kind and name
 Change = tuple[int, str, Obj]  # revision; ADDED, MODIFIED or DELETED; the object
 QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")
 ROLLED = {f"rolled-{number}" for number in range(3)}
-STRANGER = "stranger:1"  # the image of other people's pods
-GROWTH = re.compile(
-    r'{"metadata": {"resourceVersion": "\d+"}, "spec": {"resources": {"requests": {"storage": "\w+"}}}}'
-)
+STRANGER = "stranger:1"  # the image of pods of other owners
+NO_PATCH = "no patch may change this"
+# What an operator may ask for: what the body, as sorted JSON, must contain, or else what is wrong.
 REQUESTS = {
-    "POST pods", "DELETE pods", "PATCH pods", "POST persistentvolumeclaims",
-    "PATCH persistentvolumeclaims", "PATCH milvuses/status", "POST events",
-}  # fmt: skip
+    "POST pods": ("", ""),
+    "POST persistentvolumeclaims": ("", ""),
+    "POST events": ("", ""),
+    "DELETE pods": (r'"preconditions": {[^}]*"uid": "\w', "without a UID"),
+    "PATCH milvuses/status": (r'^{"metadata": {[^}]*"resourceVersion": "\w', "without a version"),
+    "PATCH pods": (
+        r'^{"metadata": {"ownerReferences": \[[^]]*\], "resourceVersion": "\w+", "uid": "[^"]+"}}$',
+        NO_PATCH,
+    ),
+    "PATCH persistentvolumeclaims": (
+        r'^{"metadata": {"resourceVersion": "\d+"}, "spec": {"resources": '
+        r'{"requests": {"storage": "\w+"}}}}$',
+        NO_PATCH,
+    ),
+}
+UNKNOWN = ("(?!)", "no operator makes this request")  # a pattern that matches nothing
 
 
 def name_of(obj: Obj) -> str:
-    return str(obj["metadata"]["name"])
+    return obj["metadata"]["name"]
 
 
 def uid_of(obj: Obj) -> str:
-    return str(obj["metadata"]["uid"])
+    return obj["metadata"]["uid"]
 
 
 def owner_of(pod: Obj) -> Obj:
@@ -54,76 +65,67 @@ def is_ending(obj: Obj) -> bool:
 
 
 def is_ready(pod: Obj) -> bool:
-    status = pod.get("status") or {}
-    conditions = status.get("conditions") or []
-    ready = any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
-    return ready and not is_ending(pod) and status["phase"] == "Running"
+    status = pod["status"]
+    said = {one["type"]: one["status"] for one in status.get("conditions") or []}
+    return said.get("Ready") == "True" and status["phase"] == "Running" and not is_ending(pod)
 
 
-def fault_of_request(kind: str, body: Obj) -> str:
-    """What is wrong with a request that writes, whatever there is in the cluster."""
-    metadata = body.get("metadata") or {}
-    if kind not in REQUESTS:
-        return "no operator makes this request"
-    if kind == "DELETE pods" and not body.get("preconditions", {}).get("uid"):
-        return "without a UID"
-    if kind == "PATCH pods":
-        keys = {"uid", "resourceVersion", "ownerReferences"}
-        if body.keys() != {"metadata"} or metadata.keys() != keys:
-            return f"no patch may change this: {body}"
-    if kind == "PATCH persistentvolumeclaims" and not GROWTH.fullmatch(json.dumps(body)):
-        return f"no patch may change this: {body}"
-    if kind == "PATCH milvuses/status" and not metadata.get("resourceVersion"):
-        return "without a version"
-    return ""
+def image_of(pod: Obj) -> str:
+    return pod["spec"]["containers"][0]["image"]
 
 
 class Judge:
     def __init__(self) -> None:
-        self.faults: list[str] = []
-        self.seen: Counter[str] = Counter()
-        self.deleted: set[str] = set()  # the UIDs of the pods that the operator has deleted
+        self.faults = list[str]()
+        self.seen = Counter[str]()
+        self.deleted = set[str]()  # the UIDs of the pods that the operator has deleted
 
     def asks(self, verb: str, target: str, content: bytes) -> None:
         """A request has arrived."""
-        url, body = urlsplit(target), json.loads(content or b"{}")
-        if verb == "GET" or "dryRun" in parse_qs(url.query):
+        path, _, query = target.partition("?")
+        if verb == "GET" or "dryRun" in query:
             return
-        path = url.path.partition("/namespaces/")[2].split("/")
-        kind = " ".join([verb, "/".join(path[1:2] + path[3:])])
-        if fault := fault_of_request(kind, body):
-            self.faults.append(f"{verb} {url.path}: {fault}")
+        body = json.loads(content or b"{}")
+        kind = f"{verb} {target_of(verb, path)[1]}"
         self.seen[kind] += 1
-        if kind == "DELETE pods":
-            self.deleted.add(str(body.get("preconditions", {}).get("uid")))
+        pattern, fault = REQUESTS.get(kind, UNKNOWN)
+        if not re.search(pattern, json.dumps(body, sort_keys=True)):
+            self.faults.append(f"{verb} {path}: {fault}: {body}")
+        elif kind == "DELETE pods":
+            self.deleted.add(body["preconditions"]["uid"])
 
     def harm(self, changes: Iterable[Change], by_users: Collection[str] = ()) -> list[str]:
         """All harm. `by_users` are the UIDs of pods that users have deleted."""
-        harm, now = [*self.faults], dict[tuple[str, str], Obj]()
+        harm = [*self.faults]
+        now: Objs = {}
         for _, what, obj in sorted(changes, key=lambda change: change[0]):
-            kind, name, is_gone = obj["kind"], name_of(obj), what == "DELETED"
-            before = now.pop((kind, name), None)
+            key = obj["kind"], name_of(obj)
+            before = now.pop(key, None)
+            is_gone = what == "DELETED"
             if before:
                 fault = fault_of(before, obj, is_gone)
-                if kind == "Pod" and not is_ending(before) and (is_gone or is_ending(obj)):
-                    fault = fault or self.fault_of_end(before, now, {*by_users})
-                harm += [f"{kind} {name}: {fault}"] if fault else []
+                if obj["kind"] == "Pod" and not is_ending(before) and (is_gone or is_ending(obj)):
+                    fault = fault or self.fault_of_end(before, now, by_users)
+                if fault:
+                    harm.append(f"{' '.join(key)}: {fault}")
             if not is_gone:
-                now[kind, name] = obj
+                now[key] = obj
         return harm
 
-    def fault_of_end(self, pod: Obj, now: dict[tuple[str, str], Obj], by_users: set[str]) -> str:
+    def fault_of_end(self, pod: Obj, now: Objs, by_users: Collection[str]) -> str:
         """What is wrong with the end of a pod; `now` is what else there is."""
+        name, uid = name_of(pod), uid_of(pod)
         owner = now.get(("Milvus", owner_of(pod).get("name", "")))
         if not owner or uid_of(owner) != owner_of(pod)["uid"] or is_ending(owner):
             return ""
-        if uid_of(pod) not in self.deleted | by_users:
+        if uid not in self.deleted and uid not in by_users:
             return "nobody had asked for its end"
-        if name_of(pod) in ROLLED and is_ready(pod):
+        if name in ROLLED and is_ready(pod):
             self.seen["Ready pods rolled"] += 1
-            others = {name: now.get(("Pod", name)) for name in ROLLED - {name_of(pod)}}
-            if down := [name for name, other in others.items() if not other or not is_ready(other)]:
-                return f"it was taken while {down} were not Ready"
+            others = ROLLED - {name}
+            ready = {one for one in others if ("Pod", one) in now and is_ready(now["Pod", one])}
+            if others != ready:
+                return f"it was taken while {[*others - ready]} were not Ready"
         return ""
 
 
@@ -133,7 +135,7 @@ def fault_of(before: Obj, obj: Obj, is_gone: bool) -> str:
         return "a claim was deleted" if is_gone or is_ending(obj) else ""
     if QUIET.fullmatch(name_of(obj)):
         return "no user touched it"
-    if obj["kind"] == "Pod" and obj["spec"]["containers"][0]["image"] == STRANGER:
+    if obj["kind"] == "Pod" and image_of(obj) == STRANGER:
         for key in ("labels", "annotations", "ownerReferences", "deletionTimestamp"):
             if obj["metadata"].get(key) != before["metadata"].get(key):
                 return f"a stranger's {key} changed"

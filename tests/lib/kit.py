@@ -1,7 +1,6 @@
 """Helpers of the tests: clients of a control plane, a namespace, operators, commands."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -53,8 +52,8 @@ def eventually(
 
 def output_of(*command: str, code: int | None = 0, **options: Any) -> str:
     """What a command prints, in the top folder; it must end with this code, unless that is None."""
-    settings: Obj = {"cwd": TOP, "capture_output": True, "text": True} | options
-    done = subprocess.run(command, **settings)
+    options.setdefault("cwd", TOP)
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     said = done.stdout + done.stderr
     assert code in (None, done.returncode), f"{command}: {done.returncode}: {said}"
     return said
@@ -64,35 +63,44 @@ class Kube:
     """The test's own client, as an administrator."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self.plane, self.ns = plane, namespace
-        self.api = mo.connect(str(plane.kubeconfig()), 32, None).api
-        self.milvuses, self.pods = mo.milvuses(self.api), mo.pods(self.api)
+        self.plane = plane
+        self.ns = namespace
+        file = str(plane.kubeconfig())
+        self.api = mo.connect(file, 32, None).api
+        self.milvuses = mo.milvuses(self.api)
+        self.pods = mo.pods(self.api)
         self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
 
     def request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
         """A bare request over the connections of the client."""
-        token = self.api.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        settings = self.api.configuration
+        token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         headers = {"Authorization": str(token), "Content-Type": "application/json"}
         pool = self.api.rest_client.pool_manager
-        return pool.request(method, self.api.configuration.host + path, headers=headers, **options)
+        return pool.request(method, settings.host + path, headers=headers, **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        config, cache = self.plane.kubeconfig(), f"{self.plane.folder}/kubectl"
-        options = [f"--kubeconfig={config}", f"--cache-dir={cache}", "-n", self.ns]
-        command = [str(self.plane.kubectl), *options, *arguments]
-        return output_of(*command, code=0 if check else None, input=stdin)
+        command = [
+            str(self.plane.kubectl),
+            f"--kubeconfig={self.plane.kubeconfig()}",
+            f"--cache-dir={self.plane.folder}/kubectl",
+            f"--namespace={self.ns}",
+        ]
+        return output_of(*command, *arguments, code=0 if check else None, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
-        return dict(self.milvuses.create(body=milvus(name, **spec), namespace=self.ns).to_dict())
+        return self.milvuses.create(body=milvus(name, **spec), namespace=self.ns).to_dict()
 
     def change(self, name: str = "x", **spec: Any) -> None:
-        self.milvuses.patch(name=name, namespace=self.ns, body={"spec": spec}, content_type=MERGE)
+        self.milvuses.patch(
+            name=name,
+            namespace=self.ns,
+            body={"spec": spec},
+            content_type=MERGE,
+        )
 
     def get(self, name: str = "x") -> Obj:
-        return dict(self.milvuses.get(name=name, namespace=self.ns).to_dict())
-
-    def delete(self, name: str = "x", **options: str) -> None:
-        self.milvuses.delete(name=name, namespace=self.ns, body=options)
+        return self.milvuses.get(name=name, namespace=self.ns).to_dict()
 
     def status(self, name: str = "x") -> Obj:
         return self.get(name).get("status") or {}
@@ -108,33 +116,43 @@ class Kube:
         return sorted(self.all_pods())
 
     def uids(self) -> dict[str, str]:
-        return {name: pod["metadata"]["uid"] for name, pod in self.all_pods().items()}
+        return {name: mo.uid_of(pod) for name, pod in self.all_pods().items()}
 
     def create_pod(self, name: str, **metadata: Any) -> None:
         self.pods.create(body=pod(name, **metadata), namespace=self.ns)
 
     def patch_pod(self, name: str, **metadata: Any) -> None:
-        body = {"metadata": metadata}
-        self.pods.patch(name=name, namespace=self.ns, body=body, content_type=MERGE)
+        self.pods.patch(
+            name=name,
+            namespace=self.ns,
+            body={"metadata": metadata},
+            content_type=MERGE,
+        )
+
+    def create_from(self, version: str, kind: str, name: str, **fields: Any) -> None:
+        fields |= {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+        self.kubectl("create", "-f", "-", stdin=json.dumps(fields))
 
     def create_volume(self, name: str, size: str = "1Gi", **spec: Any) -> None:
-        body: Obj = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}}
-        body["spec"] = {"accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/nowhere"}} | spec
-        body["spec"]["capacity"] = {"storage": size}
-        self.kubectl("create", "-f", "-", stdin=json.dumps(body))
+        spec |= {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": size},
+            "hostPath": {"path": "/nowhere"},
+        }
+        self.create_from("v1", "PersistentVolume", name, spec=spec)
 
     def create_storage_class(self, name: str, **fields: Any) -> None:
         """A class of volumes that nothing provisions."""
-        body: Obj = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
-        body |= {"metadata": {"name": name}, "provisioner": "kubernetes.io/no-provisioner"} | fields
-        self.kubectl("create", "-f", "-", stdin=json.dumps(body))
+        fields["provisioner"] = "kubernetes.io/no-provisioner"
+        self.create_from("storage.k8s.io/v1", "StorageClass", name, **fields)
 
     def ready(self, *names: str) -> None:
         """Wait until these pods, and no others, exist and are Ready."""
 
         def are_ready() -> bool:
             pods = self.all_pods()
-            return sorted(pods) == sorted(names) and all(map(mo.is_ready, pods.values()))
+            is_ready = all(map(mo.is_ready, pods.values()))
+            return is_ready and pods.keys() == {*names}
 
         eventually(are_ready)
 
@@ -153,7 +171,8 @@ def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str)
 def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     api = Kube(plane, "default").api
     admin = mo.by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
-    namespace = admin.create(body={"metadata": {"generateName": "test-"}}).metadata.name
+    body = {"metadata": {"generateName": "test-"}}
+    namespace = admin.create(body=body).metadata.name
     accounts = mo.by_gvr(api, "", "v1", "ServiceAccount", "serviceaccounts")
     eventually(lambda: accounts.get(namespace=namespace).items)
     yield Kube(plane, namespace)
@@ -178,7 +197,11 @@ def new_operator(
 ) -> mo.Operator:
     """An operator with the administrator's kubeconfig, or with these changes in it."""
     file = kubeconfig(kube.plane.folder / f"{kube.ns}.kubeconfig", kube.plane, **changes)
-    cluster = mo.Cluster(functools.partial(mo.connect, file, 32), None, timeout, clock=clock)
+    cluster = mo.Cluster(
+        lambda context: mo.connect(file, 32, context),
+        timeout=timeout,
+        clock=clock,
+    )
     return mo.Operator(cluster, namespaces or [kube.ns], 5, 16)
 
 
@@ -187,9 +210,9 @@ def make_pass(operator: mo.Operator) -> bool:
     return not operator.run_pass().outages
 
 
-def settle(operator: mo.Operator, passes: int = 40) -> None:
+def settle(operator: mo.Operator) -> None:
     """Make passes until one finds nothing to write."""
-    for _ in range(passes):
+    for _ in range(40):
         this = operator.run_pass()
         if not this.is_cut and not this.outcomes:
             return
@@ -213,11 +236,15 @@ class Command:
     """`python milvus_operator.py` as a process."""
 
     def __init__(self, *arguments: str, env: Obj | None = None, stderr: Any = PIPE) -> None:
-        ours = ("KUBE", "MILVUS")
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-        clean |= {"HOME": "/nonexistent"} | (env or {})
-        command = [sys.executable, str(TOP / "milvus_operator.py"), *arguments]
-        self.process = subprocess.Popen(command, stdout=PIPE, stderr=stderr, text=True, env=clean)
+        clean = {"HOME": "/nonexistent", "PATH": os.environ["PATH"]}
+        clean |= env or {}
+        self.process: Any = subprocess.Popen(
+            [sys.executable, f"{TOP}/milvus_operator.py", *arguments],
+            stdout=PIPE,
+            stderr=stderr,
+            text=True,
+            env=clean,
+        )
         self.log = ""
 
     def end(self, seconds: float = 30) -> int:
@@ -225,14 +252,12 @@ class Command:
         self.log += out + err
         return self.process.returncode
 
-    def says(self, text: str) -> str:
+    def says(self, text: str) -> None:
         """Read the log up to the line that contains the text."""
-        assert self.process.stderr
-        for line in self.process.stderr:
+        while text not in (line := self.process.stderr.readline()):
+            assert line, f"it never said {text!r}: {self.log}"
             self.log += line
-            if text in line:
-                return line
-        raise AssertionError(f"it never said {text!r}: {self.log}")
+        self.log += line
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         self.process.send_signal(signum)
@@ -247,5 +272,6 @@ Start = Callable[..., Command]  # the fixtures that start a command
 
 
 def http_get(port: int, path: str) -> tuple[int, str]:
-    answer = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", timeout=10, retries=False)
-    return answer.status, answer.data.decode()
+    url = f"http://127.0.0.1:{port}{path}"
+    response = urllib3.request("GET", url, timeout=10, retries=False)
+    return response.status, response.data.decode()

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 import milvus_operator as mo
+from tests.lib.server import merge
 
 Obj = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"
@@ -21,10 +22,20 @@ def by_kind(manifest: str) -> dict[str, Obj]:
     return {obj["kind"]: obj for obj in yaml.safe_load_all(manifest)}
 
 
+def new_metadata(name: str) -> Obj:
+    return {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"uid-of-{name}",
+        "resourceVersion": "1",
+    }
+
+
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: Any) -> Obj:
-    metadata: Obj = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}"}
-    metadata |= {"resourceVersion": "1", "generation": 1}
-    return {"metadata": metadata, "spec": {"image": image, "replicas": replicas} | spec}
+    return {
+        "metadata": new_metadata(name) | {"generation": 1},
+        "spec": {"image": image, "replicas": replicas} | spec,
+    }
 
 
 # --- As in the loop ---
@@ -47,8 +58,9 @@ def decided(
     claims: Iterable[Obj] = (),
     failed: mo.BackOffs = MappingProxyType({}),
 ) -> list[mo.Action]:
+    mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return [*mo.decide(milvus, read(milvus), named(milvus, pods), stored, failed)]
+    return [*mo.decide(milvus, read(milvus), mine, stored, failed)]
 
 
 def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProxyType({})) -> Obj:
@@ -58,42 +70,56 @@ def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProx
 
 # --- Pods ---
 OURS = mo.owner_reference(milvus())
-WEB = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "uid-of-web"}
+CURRENT = read(milvus()).template_hash
+OLD = read(milvus(image="milvus:0")).template_hash
 OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
     "of-y": OURS | {"name": "y", "uid": "uid-of-y"},
-    "of-milvus.io": OURS | {"apiVersion": "milvus.io/v1beta1", "uid": "uid-of-another-kind"},
-    "stranger": OURS | WEB,
+    "stranger": {
+        "kind": "ReplicaSet",
+        "name": "web",
+        "uid": "uid-of-web",
+        "controller": True,
+    },
 }
-PHASES = {"starting": "Pending", "failed": "Failed", "succeeded": "Succeeded"}
-LACKING = {"orphan": "ownerReferences", "unlabelled": "labels", "bare": "annotations"}
-LABELS = {"unmanaged": mo.MANAGED_BY_LABEL, "unnumbered": mo.POD_INDEX_LABEL}  # lacking, too
-WORDS = (*OWNERS, *PHASES, *LACKING, *LABELS, "old", "ending", "silent")
-CURRENT, OLD = (read(milvus(image=image)).template_hash for image in ("milvus:1", "milvus:0"))
+METADATA: dict[str, Obj] = {
+    "orphan": {"ownerReferences": None},
+    "unlabelled": {"labels": None},
+    "unmanaged": {"labels": {mo.MANAGED_BY_LABEL: None}},
+    "unnumbered": {"labels": {mo.POD_INDEX_LABEL: None}},
+    "bare": {"annotations": None},
+    "old": {"annotations": {mo.TEMPLATE_HASH: OLD}},
+    "ending": {"deletionTimestamp": NOW},
+}
+PHASES = {
+    "starting": "Pending",
+    "failed": "Failed",
+    "succeeded": "Succeeded",
+    "silent": "Running",
+}
+WORDS = [*OWNERS, *METADATA, *PHASES]
 
 
 def pod(name: str, *words: str, **status: Any) -> Obj:
     """A pod that these words describe; `status` replaces parts of its status. One that has ended
     still has the condition Ready; one that is silent runs, and its node does not report."""
-    assert {*words} <= {*WORDS}, words
     start, _, ordinal = name.rpartition("-")
-    labels = mo.selector_of(milvus(name=start)) | {mo.POD_INDEX_LABEL: ordinal}
-    metadata: Obj = {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "labels": labels}
-    metadata |= {"resourceVersion": "1", "ownerReferences": [OURS]}
-    metadata["annotations"] = {mo.TEMPLATE_HASH: OLD if "old" in words else CURRENT}
+    metadata = new_metadata(name) | {
+        "ownerReferences": [OURS],
+        "labels": mo.selector_of(milvus(name=start)) | {mo.POD_INDEX_LABEL: ordinal},
+        "annotations": {mo.TEMPLATE_HASH: CURRENT},
+    }
     phase = "Running"
     for word in words:
+        assert word in WORDS, word
         phase = PHASES.get(word, phase)
-        labels.pop(LABELS.get(word, ""), None)
+        metadata = merge(metadata, METADATA.get(word, {}))
         if word in OWNERS:
             metadata["ownerReferences"] = [OWNERS[word]]
-    for word in LACKING.keys() & {*words}:
-        del metadata[LACKING[word]]
-    if "ending" in words:
-        metadata["deletionTimestamp"] = NOW
-    is_ready = phase != "Pending" and "silent" not in words
-    found: Obj = {"phase": phase, "conditions": [{"type": "Ready", "status": str(is_ready)}]}
+    is_ready = not {"starting", "silent"} & {*words}
+    ready = {"type": "Ready", "status": str(is_ready)}
+    found: Obj = {"phase": phase, "conditions": [ready]}
     if "silent" in words:
         found["containerStatuses"] = [{"ready": True, "state": {"running": {}}}]
     return {"metadata": metadata, "status": found | status}
@@ -103,7 +129,9 @@ def pods(text: str) -> list[Obj]:
     return [pod(*one.split()) for one in text.split(",") if one]
 
 
-def claim(name: str, size: str = "1Gi", phase: str = "Bound", *words: str) -> Obj:
-    """A claim of our label that asks for this size; `words` as of a pod."""
-    spec = {"resources": {"requests": {"storage": size}}}
-    return pod(name, *words) | {"spec": spec, "status": {"phase": phase}}
+def claim(name: str, size: str = "1Gi", phase: str = "Bound") -> Obj:
+    """A claim of our label that asks for this size."""
+    return pod(name) | {
+        "spec": {"resources": {"requests": {"storage": size}}},
+        "status": {"phase": phase},
+    }

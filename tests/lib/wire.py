@@ -6,7 +6,6 @@ if it returns true, it has handled the request. A test may set `judge`, who then
 request; nothing is recorded for as long.
 """
 
-import functools
 import os
 import socket
 import ssl
@@ -37,25 +36,32 @@ class Request(NamedTuple):
 
 class Wire:
     def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
-        self.requests: list[Request] = []
-        self.connections: list[Any] = []  # the clients' addresses, one for each accepted connection
+        self.server = server
+        self.tls = tls
+        self.requests = list[Request]()
+        self.connections = list[Any]()  # the clients' addresses, one for each accepted connection
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.judge: Judge | None = None
-        self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
-        self.server, self.tls = server, tls
+        self.upstream: Any = urllib3.PoolManager(
+            ca_certs=authority,
+            maxsize=40,
+            retries=False,
+        )
         self.listen(0)
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.http.server_port}"
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self.http.server_port}"
 
     def listen(self, port: int) -> None:
         self.up = True
-        self.http = Server(("127.0.0.1", port), type("Bound", (Handler,), {"wire": self}))
+        handler = type("Bound", (Handler,), {"wire": self})
+        self.http = Server(("127.0.0.1", port), handler)
         if self.tls:
             self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
 
     def outage(self, seconds: float) -> None:
-        """For some seconds, reset each connection that sends a request, and refuse new ones."""
+        """For some seconds, reset each connection that sends a request, and reject new ones."""
         self.up = False
         self.stop_listening()
         time.sleep(seconds)
@@ -74,35 +80,40 @@ def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster
     """A kubeconfig for this server, with these other fields of the cluster; returns its path."""
     fields = {key.replace("_", "-"): value for key, value in cluster.items()}
     context = {"cluster": "a", "user": "a", "namespace": NAMESPACE}
-    parts = {"clusters": {"server": server} | fields, "users": user or {}, "contexts": context}
-    content: Obj = {key: [{"name": "a", key[:-1]: value}] for key, value in parts.items()}
-    path.write_text(yaml.safe_dump(content | {"current-context": "a"}))
+    content = {
+        "clusters": [{"name": "a", "cluster": {"server": server} | fields}],
+        "users": [{"name": "a", "user": user or {}}],
+        "contexts": [{"name": "a", "context": context}],
+        "current-context": "a",
+    }
+    path.write_text(yaml.safe_dump(content))
     return str(path)
 
 
 class Api(Wire):
-    """The server in memory on a port: for the command, and for an operator that connects as it does."""
+    """The server in memory on a port: for the command, and an operator that connects as it does."""
 
     def __init__(self, folder: Path, *objects: Obj, tls: ssl.SSLContext | None = None) -> None:
         super().__init__("http://memory", "", tls)
-        self.folder, self.world = folder, World(*objects)
+        self.folder = folder
+        self.world = World(*objects)
         self.upstream = Pool(self.world.server, "")
 
     def kubeconfig(self, user: Obj | None = None, **cluster: Any) -> str:
         return write_kubeconfig(self.folder / "config", self.url, user, **cluster)
 
     def operator(self, file: str) -> mo.Operator:
-        cluster = mo.Cluster(functools.partial(mo.connect, file, 8), None, 10)
+        cluster = mo.Cluster(lambda context: mo.connect(file, 8, context), timeout=10)
         return mo.Operator(cluster, [NAMESPACE], 5, 4)
 
     def accept(self, token: str) -> None:
         """From now on, reject any other token."""
 
         def fault(handler: Handler, verb: str, path: str) -> bool:
-            is_rejected = handler.headers.get("Authorization") != f"Bearer {token}"
-            if is_rejected:
-                handler.answer(401, b"Unauthorized", "text/plain")
-            return is_rejected
+            if handler.headers.get("Authorization") == f"Bearer {token}":
+                return False
+            handler.answer(401, b"Unauthorized", "text/plain")
+            return True
 
         self.fault = fault
 
@@ -130,41 +141,45 @@ class Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def handle_request(self) -> None:
+        wire = self.wire
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = self.rfile.read(length)
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        if self.wire.judge:
-            self.wire.judge.asks(self.command, self.path, self.seen)
-        if not self.wire.up:
+        if wire.judge:
+            wire.judge.asks(self.command, self.path, self.seen)
+        if not wire.up:
             self.reset()
             return
         try:
-            handled = self.wire.fault and self.wire.fault(self, self.command, self.path)
-            if not handled and not self.wire.over.is_set():
-                answer = self.forward()
-                kind = answer.headers.get("Content-Type", "application/json")
-                self.answer(answer.status, answer.data, kind)
+            handled = wire.fault and wire.fault(self, self.command, self.path)
+            if not handled and not wire.over.is_set():
+                response = self.forward()
+                self.answer(response.status, response.data)
         except urllib3.exceptions.HTTPError:  # the API server is down
             self.reset()
 
-    do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_request
+    do_GET = do_POST = do_PATCH = do_DELETE = handle_request
 
     def forward(self) -> urllib3.BaseHTTPResponse:
-        """Forward the request, and return the answer of the API server."""
+        """Forward the request, and return the response of the API server."""
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
-        url, headers = self.wire.server + self.path, dict(self.headers.items())
-        send = self.wire.upstream.request
-        answer: urllib3.BaseHTTPResponse = send(self.command, url, body=self.seen, headers=headers)
+        response: urllib3.BaseHTTPResponse = self.wire.upstream.request(
+            self.command,
+            self.wire.server + self.path,
+            body=self.seen,
+            headers=dict(self.headers),
+        )
         if not self.wire.judge:
-            path, who = self.path.partition("?")[0], self.headers.get("Authorization", "")
-            self.wire.requests.append(Request(self.command, path, answer.status, who))
-        return answer
+            path = self.path.partition("?")[0]
+            who = self.headers.get("Authorization", "")
+            self.wire.requests.append(Request(self.command, path, response.status, who))
+        return response
 
     def answer(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
-        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | more
         self.send_response(code)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | more
         for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
@@ -172,7 +187,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def reset(self) -> None:
         """Reset the connection, as if the process had died."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         os.close(self.connection.detach())
         self.close_connection = True
 

@@ -21,32 +21,38 @@ from prometheus_client import REGISTRY
 
 import milvus_operator as mo
 from tests.lib.front import Obj, Request
-from tests.lib.judge import STRANGER
+from tests.lib.judge import STRANGER, image_of
 from tests.lib.server import NAMESPACE, MemoryServer
 
 gc.freeze()  # as the command does: passes collect garbage
+mo.log.setLevel(logging.DEBUG)
+really_wait = concurrent.futures.wait
 
 
-def milvus(name: str = "x", namespace: str = "", **spec: Any) -> Obj:
-    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-    head = {"apiVersion": mo.API_VERSION, "kind": "Milvus", "metadata": metadata}
-    return head | {"spec": {"image": "milvus:1"} | spec}
+def milvus(name: str = "x", namespace: str | None = None, **spec: Any) -> Obj:
+    return {
+        "apiVersion": mo.API_VERSION,
+        "kind": "Milvus",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"image": "milvus:1"} | spec,
+    }
 
 
 def pod(name: str, **metadata: Any) -> Obj:
     """A pod that is not made by the operator."""
-    spec = {"containers": [{"name": "c", "image": STRANGER}]}
-    head = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}}
-    return head | {"spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata | {"name": name},
+        "spec": {"containers": [{"name": "c", "image": STRANGER}]},
+    }
 
 
 class Lines(logging.Handler):
     """Keeps what is logged as a list of texts, and what is wrong once more, for the last world."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.troubles: list[str] = []
+    texts: list[str]
+    troubles: list[str]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
@@ -55,49 +61,45 @@ class Lines(logging.Handler):
 
 
 LINES = Lines()
-mo.log.addHandler(LINES)
-mo.log.setLevel(logging.DEBUG)
 
 
 class Hung:
     """Tasks that hang until they are released. Who waits for them waits by the clock."""
 
-    def __init__(self, server: MemoryServer) -> None:
-        self.clock, self.journal = server.clock, server.journal
-        self.lock = threading.Lock()
+    def __init__(self, server: MemoryServer, verb: str, resource: str, **fits: Any) -> None:
+        self.server = server
+        self.rule = server.when(verb, resource, self.hang, **fits)
         self.released = threading.Event()
-        self.count = 0  # how many hang
-        self.waited_for: set[Future[Any]] = set()
-        self.really_wait = concurrent.futures.wait
+        self.waited_for = set[Future[Any]]()
 
-    def hang(self, _: object = None) -> None:
-        with self.lock:
-            self.count += 1
+    @property
+    def count(self) -> int:
+        """How many have hung."""
+        return self.rule.hits
+
+    def hang(self, request: Request) -> None:
         self.released.wait(60)
-        with self.lock:
-            self.count -= 1
 
-    def wait(self, futures: Iterable[Future[Any]], timeout: float | None = None) -> Any:
+    def wait(self, futures: Iterable[Future[Any]], timeout: float = 0) -> Any:
         """Wait until all are done, or all that are left hang or wait: then the time is over."""
-        waiting, quiet, before = {*futures}, 0, (-1, 0)
+        waiting = {*futures}
         self.waited_for |= waiting  # also what hangs since an earlier pass
+        before, quiet = -1, 0
         while True:
-            answer = self.really_wait(waiting, timeout=0.002)
-            running = sum(future.running() for future in self.waited_for)
-            state = len(self.journal), len(answer.not_done)
+            result = really_wait(waiting, 0.002)
+            if not result.not_done:
+                return result
+            state = len(self.server.journal) - len(result.not_done)
             quiet = quiet + 1 if state == before else 0
             before = state
-            queued = not all(future.running() for future in answer.not_done)
-            patience = 300 if running > self.count else 50 if queued else 1
-            if not answer.not_done or quiet >= patience:
-                break
-        if answer.not_done:
-            self.clock.advance(timeout or 0)
-        return answer
-
-    def release(self) -> None:
-        self.released.set()
-        self.really_wait(self.waited_for)
+            patience = 1
+            if not all(map(Future.running, result.not_done)):  # a worker may begin one
+                patience = 50
+            if sum(map(Future.running, self.waited_for)) > self.count:
+                patience = 300
+            if quiet >= patience:
+                self.server.clock.advance(timeout)
+                return result
 
 
 class World:
@@ -113,18 +115,25 @@ class World:
     ) -> None:
         self.server = MemoryServer()
         self.clock = self.server.clock
-        self.namespaces, self.interval, self.workers = namespaces, interval, workers
-        self.log, self.troubles = LINES.texts, LINES.troubles = list[str](), list[str]()
+        self.settings = namespaces, interval, workers
+        self.interval = interval
+        self.log = LINES.texts = list[str]()
+        self.troubles = LINES.troubles = list[str]()
+        mo.log.addHandler(LINES)
         for obj in objects:
             self.add(obj)
         self.operator = self.new_operator(dry_run)
 
     def new_operator(self, dry_run: bool = False, user: str = "operator") -> mo.Operator:
-        """Another copy, or the same after a restart: it remembers nothing."""
-        api = self.server.client(user)
-        connection = mo.Connection(api, NAMESPACE, None)
-        cluster = mo.Cluster(lambda _: connection, None, 10, dry_run, self.clock.now)
-        return mo.Operator(cluster, self.namespaces, self.interval, self.workers)
+        """Another replica, or the same after a restart: it remembers nothing."""
+        connection = mo.Connection(self.server.client(user), NAMESPACE, None)
+        cluster = mo.Cluster(
+            lambda context: connection,
+            timeout=10,
+            dry_run=dry_run,
+            clock=self.clock.now,
+        )
+        return mo.Operator(cluster, *self.settings)
 
     # --- What happens ---
     def passes(self, count: int = 1) -> None:
@@ -152,35 +161,36 @@ class World:
     def run(self, seconds: float) -> list[float]:
         """Let the loop run for so long; returns when its passes began, from now."""
         start = self.clock.now()
-        before = len(self.requests("list", "pods"))
+        cluster = self.operator.cluster
 
         def sleep(wait: float) -> None:
             self.clock.advance(wait)
-            self.operator.cluster.stopping = self.clock.now() >= start + seconds
+            cluster.stopping = self.clock.now() >= start + seconds
 
+        before = len(self.names("list", "pods"))
         with patch.object(time, "sleep", sleep):
             self.operator.run()
-        self.operator.cluster.stopping = False
+        cluster.stopping = False
         times = {one.time - start for one in self.requests("list", "pods")[before:]}
         return [round(time, 3) for time in sorted(times)]
 
     @contextlib.contextmanager
     def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[Hung]:
         """Requests that hang, before the server sees them, until the end of the block."""
-        hung = Hung(self.server)
-        rule = self.server.when(verb, resource, hung.hang, **fits)
+        hung = Hung(self.server, verb, resource, **fits)
         with patch.object(concurrent.futures, "wait", hung.wait):
             try:
                 yield hung
-                self.server.rules.remove(rule)
             finally:
-                hung.release()
+                self.server.rules.remove(hung.rule)
+                hung.released.set()
+                really_wait(hung.waited_for)
 
     def add(self, obj: Obj) -> Obj:
-        """Create a Milvus, or a pod of somebody else."""
+        """Create a Milvus, or a pod of another owner."""
         plural = "milvuses" if obj["kind"] == "Milvus" else "pods"
         metadata = obj["metadata"]
-        namespace = metadata.get("namespace", NAMESPACE)
+        namespace = metadata.get("namespace") or NAMESPACE
         return self.server.ask("create", plural, metadata["name"], obj, namespace)
 
     def change(self, name: str, **spec: Any) -> None:
@@ -191,39 +201,37 @@ class World:
 
     def remove(self, plural: str, name: str, grace: int | None = 0) -> None:
         """Delete something; a pod without its grace period, unless a test wants to see it end."""
-        body = {} if grace is None else {"gracePeriodSeconds": grace}
-        self.server.ask("delete", plural, name, body)
+        self.server.ask("delete", plural, name, {"gracePeriodSeconds": grace})
 
     # --- What there is ---
     def pods(self) -> list[str]:
-        return [pod["metadata"]["name"] for pod in self.server.all_of("pods")]
+        return [mo.name_of(pod) for pod in self.server.all_of("pods")]
 
     def images(self) -> list[str]:
-        return [pod["spec"]["containers"][0]["image"] for pod in self.server.all_of("pods")]
-
-    def uid(self, pod: str) -> str:
-        return str(self.server.ask("get", "pods", pod)["metadata"]["uid"])
+        return [image_of(pod) for pod in self.server.all_of("pods")]
 
     def uids(self) -> dict[str, str]:
-        return {name: self.uid(name) for name in self.pods()}
+        return {mo.name_of(pod): mo.uid_of(pod) for pod in self.server.all_of("pods")}
+
+    def uid(self, pod: str) -> str:
+        return self.uids()[pod]
 
     def status(self, name: str) -> Obj:
-        return dict(self.server.ask("get", "milvuses", name).get("status") or {})
+        return self.server.ask("get", "milvuses", name).get("status") or {}
 
     def condition(self, name: str, kind: str) -> Obj:
         return mo.condition_of(self.server.ask("get", "milvuses", name), kind)
 
     def reason(self, name: str = "x", kind: str = "Reconciled") -> str:
         """The reason of a condition; empty if there is none."""
-        return str(self.condition(name, kind).get("reason", ""))
+        return self.condition(name, kind).get("reason", "")
 
     def message(self, name: str = "x", kind: str = "Reconciled") -> str:
-        return str(self.condition(name, kind).get("message", ""))
+        return self.condition(name, kind).get("message", "")
 
     def events(self) -> list[str]:
         """The events, oldest first, as `reason: note`."""
-        events = self.server.all_of("events")
-        events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+        events = sorted(self.server.all_of("events"), key=lambda event: int(mo.version_of(event)))
         return [f"{event['reason']}: {event['note']}" for event in events]
 
     def requests(self, verb: str, resource: str) -> list[Request]:
@@ -239,14 +247,13 @@ class World:
         times = [request.time for request in self.requests(verb, resource)]
         return [after - before for before, after in itertools.pairwise(times)]
 
-    def forget(self) -> None:
-        """From now on, look only at what is new in the journal and the log."""
-        del self.server.journal[:]
-        self.log.clear()
-        self.troubles.clear()
-
     def writes(self) -> list[Request]:
         return [one for one in self.server.journal if one.verb not in ("get", "list")]
+
+    def forget(self) -> None:
+        """From now on, look only at what is new in the journal and the log."""
+        for seen in (self.server.journal, self.log, self.troubles):
+            seen.clear()
 
 
 def at_rest(*objects: Obj, **options: Any) -> World:
