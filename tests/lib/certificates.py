@@ -10,33 +10,36 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-LOCALHOST = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+LOCALHOST = ipaddress.ip_address("127.0.0.1")
+PEM = serialization.Encoding.PEM
+PKCS8 = serialization.PrivateFormat.PKCS8
 
 
 def certificate(
     folder: Path,
     authority: Any = None,
     days: int = 1,
-    host: x509.GeneralName = LOCALHOST,
+    host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
-    now = datetime.now(UTC)
-    key = new_key(folder / "key")
+    now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+    (folder / "key").write_bytes(key.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, folder.name)])
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
-    builder = (
-        x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(not authority, None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([host]), critical=False)
-    )
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
+    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=10))
+    builder = builder.not_valid_after(now + timedelta(days=days))
+    constraints = x509.BasicConstraints(ca=not authority, path_length=None)
+    builder = builder.add_extension(constraints, critical=True)
+    builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
     if key_identifiers:
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(own, False).add_extension(of_issuer, False)
+        builder = builder.add_extension(own, critical=False)
+        builder = builder.add_extension(of_issuer, critical=False)
     signed = builder.sign(signer, hashes.SHA256())
     (folder / "crt").write_bytes(signed.public_bytes(PEM))
     return signed, key
