@@ -1,6 +1,6 @@
-"""Troubles of the operator itself: one line when each begins, one when it ends, and never a stop."""
+"""Outages: one line when each begins, one when it ends, and never a stop."""
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,22 +10,29 @@ import milvus_operator as mo
 from tests.lib.front import Obj
 from tests.lib.world import World, at_rest, metric, milvus
 
-RIGHT = 'User "x" cannot list resource "pods" in API group "" in the namespace "y"'
+NO_LIST = 'pods is forbidden: User "x" cannot list resource "pods" in API group ""'
+NO_CREATE = 'pods is forbidden: User "x" cannot create resource "pods" in API group ""'
+NO_EVENTS = 'events.events.k8s.io is forbidden: User "x" cannot create resource "events"'
 
 
+def counted() -> list[float]:
+    """How many passes have succeeded, and how many have failed."""
+    return [metric("passes_total", result=result) for result in ("success", "failure")]
+
+
+# --- Lists ---
 @pytest.mark.parametrize(
     ("resource", "code", "message", "line"),
     [
         ("pods", 0, "", "requests to http://memory fail: "),
         ("pods", 401, "", "http://memory rejects the credentials: log in again"),
-        ("pods", 403, f"pods is forbidden: {RIGHT}", "not allowed to list pods in namespace test:"),
+        ("pods", 403, NO_LIST, "not allowed to list pods in namespace test:"),
         ("milvuses", 404, "no", "cannot list milvuses in namespace test: no (install the CRD with"),
-        ("milvuses", 500, "no", "cannot list milvuses in namespace test: no"),
     ],
 )
 def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str, line: str) -> None:
-    world = at_rest(milvus("x"))
-    good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
+    world = at_rest(milvus())
+    good, bad = counted()
     if code:
         world.server.refuse("list", resource, code, message)
     else:  # in other words each time
@@ -35,28 +42,12 @@ def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str,
     world.passes(5)
     (told,) = world.troubles
     assert told.startswith(line)
-    assert metric("passes_total", result="success") == good
-    assert metric("passes_total", result="failure") == bad + 5
+    assert counted() == [good, bad + 5]
     world.server.rules.clear()
     world.passes()
     assert f"resolved: {told.partition(': ')[0]}" in world.log
-    assert metric("passes_total", result="success") == good + 1
+    assert counted() == [good + 1, bad + 5]
     assert len(world.pods()) == 3
-
-
-@pytest.mark.parametrize(("verb", "resource"), [("create", "events"), ("patch", "milvuses/status")])
-def test_a_changed_spec_does_not_end_a_missing_permission(verb: str, resource: str) -> None:
-    world = World(milvus("x"))
-    right = f'User "u" cannot {verb} resource "{resource}" in API group'
-    world.server.refuse(verb, resource, 403, f"it is forbidden: {right}")
-    world.passes(3)
-    good = metric("passes_total", result="success")
-    for replicas in (2, 3):
-        world.change("x", replicas=replicas)
-        world.live(3)
-    assert not any("resolved" in line for line in world.log)
-    assert len(world.troubles) == 1
-    assert metric("passes_total", result="success") == good
 
 
 def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
@@ -72,38 +63,137 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
     assert world.run(10) == [0, 5], "then for its interval again"
 
 
-def test_the_other_namespaces_are_served_as_ever_while_one_cannot_be_listed() -> None:
+def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -> None:
     several = [milvus("x", "bad"), milvus("y", "good"), milvus("z", "other")]
-    world = World(*several, namespaces=["bad", "good"], interval=5)
-    world.server.refuse("list", "pods", 403, f"pods is forbidden: {RIGHT}", namespace="bad")
+    world = World(*several, namespaces=["bad", "good"])
+    world.server.refuse("list", "pods", 403, NO_LIST, namespace="bad")
     world.run(200)
     assert world.run(20) == [0, 5, 10, 15]
     assert world.pods() == ["y-0"]
     assert not world.operator.is_ready, "not every namespace has been listed"
-    assert world.operator.is_alive()
     assert not world.operator.run_once()
     world.server.rules.clear()
     world.passes()
     assert world.operator.is_ready
-    assert sorted(world.pods()) == ["x-0", "y-0"]
+    assert {*world.pods()} == {"x-0", "y-0"}
+
+
+# --- Permissions ---
+def test_one_line_says_that_a_permission_is_missing_which_ends_each_visit() -> None:
+    world = World(*[milvus(name, replicas=8) for name in "abcde"])
+    rule = world.server.refuse("create", "pods", 403, NO_CREATE)
+    good, bad = counted()
+    world.passes(2)
+    said = "not allowed to create pods in namespace test"
+    told = [line for line in world.troubles if "milvus test/" not in line]
+    assert told == [f"{said}: {NO_CREATE} (see the role in deploy.yaml)"]
+    assert counted() == [good, bad + 2]
+    assert rule.hits == 10, "one try for each Milvus in a pass"
+    assert world.message("a") == NO_CREATE
+    assert world.reason("a", "Stalled") == "Forbidden"
+    world.server.rules.clear()
+    world.clock.advance(10)
+    world.passes(2)
+    assert f"resolved: {said}" in world.log
+    assert len(world.pods()) == 40
+    assert counted() == [good + 2, bad + 2]
+
+
+def test_a_milvus_that_is_being_deleted_gets_nothing_new_and_has_no_problem() -> None:
+    world = at_rest(milvus(replicas=2))
+    world.patch("milvuses", "x", finalizers=["test/hold"])
+    world.remove("pods", "x-0")
+    world.server.refuse("create", "pods", 403, NO_CREATE)
+    world.passes()
+    assert metric("milvuses", state="failed") == 1
+    before = world.writes()
+    good, bad = counted()
+    world.remove("milvuses", "x")
+    world.passes(3)
+    assert world.writes() == before
+    assert metric("milvuses", state="failed") == 0
+    assert counted() == [good + 3, bad]
+    assert "resolved: not allowed to create pods in namespace test" in world.log
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("create", "events"), ("patch", "milvuses/status")])
+def test_a_changed_spec_does_not_end_a_missing_permission(verb: str, resource: str) -> None:
+    world = World(milvus())
+    words = f'it is forbidden: User "u" cannot {verb} resource "{resource}" in API group'
+    world.server.refuse(verb, resource, 403, words)
+    world.passes(2)
+    good, _ = counted()
+    for replicas in (2, 3):
+        world.change("x", replicas=replicas)
+        world.live(3)
+    assert not any("resolved" in line for line in world.log)
+    assert len(world.troubles) == 1
+    assert counted()[0] == good
+
+
+def test_events_that_one_namespace_does_not_allow_are_an_outage_while_it_has_a_milvus() -> None:
+    world = World(milvus("y", "b"), namespaces=["a", "b"])
+    world.server.refuse("create", "events", 403, NO_EVENTS, namespace="b")
+    world.passes(2)
+    world.add(milvus("x", "a"))
+    world.passes(60)
+    assert len(world.events()) == 1
+    (told,) = world.troubles
+    assert told.startswith("not allowed to create events in namespace b: ")
+    assert not any("resolved" in line for line in world.log)
+    world.server.ask("delete", "milvuses", "y", namespace="b")
+    world.passes()
+    assert "resolved: not allowed to create events in namespace b" in world.log
+
+
+# --- What is no outage ---
+def test_events_that_fail_are_no_problem_of_a_milvus_and_the_last_ten_are_kept() -> None:
+    """Like any write, none begins once the operator stops."""
+    world = World(milvus())
+    world.server.refuse("create", "events", 500, "not now")
+    for replicas in range(15):
+        world.change("x", replicas=replicas)
+        world.passes(2)
+    assert world.troubles == []
+    assert len(world.requests("create", "events")) < 10, "they back off"
+    assert world.operator.run_once()
+    world.server.rules.clear()
+
+    def stop(_: object) -> None:
+        world.operator.cluster.stopping = True
+
+    rule = world.server.when("create", "events", stop)
+    world.passes(60)
+    assert len(world.events()) == 1
+    world.operator.cluster.stopping = False
+    rule.times = 0
+    world.passes(60)
+    assert len(world.events()) == 10
+
+
+def test_a_webhook_that_denies_a_milvus_with_code_401_does_not_reject_the_credentials() -> None:
+    world = World(milvus(), milvus("y"))
+    denial = 'admission webhook "a.b" denied the request: no'
+    world.server.refuse("create", "pods", 401, denial, name="x-0")
+    good, bad = counted()
+    world.passes(4)
+    assert world.pods() == ["y-0"]
+    assert counted() == [good + 4, bad]
+    assert world.troubles == [f"milvus test/x: {denial}"]
 
 
 # --- Nothing ends the loop ---
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(milvus("x", replicas=2))
-    world.passes()
-    world.remove("pods", "x-0")
-    world.forget()
-    good, bad = metric("passes_total", result="success"), metric("passes_total", result="failure")
+    world = World(milvus(replicas=2))
+    good, _ = counted()
     with monkeypatch.context() as patch:
         failing = Mock(side_effect=RuntimeError("can't start new thread"))
-        patch.setattr(ThreadPoolExecutor, "submit", failing)
+        patch.setattr(threading.Thread, "start", failing)
         world.run(20)
         assert not world.operator.run_once()
     (line,) = world.troubles
     assert line.startswith("a pass failed: unexpected RuntimeError, please report this bug: ")
-    assert metric("passes_total", result="success") == good
-    assert metric("passes_total", result="failure") > bad
+    assert counted()[0] == good
     world.run(20)
     assert "resolved: a pass failed" in world.log
     assert len(world.pods()) == 2
@@ -113,7 +203,7 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
     ("function", "reason"), [("new_pod", "Invalid"), ("decide", "Invalid"), ("status_of", "")]
 )
 def test_a_bug_delays_no_other(function: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(milvus("x"), milvus("y"))
+    world = World(milvus(), milvus("y"))
     real = getattr(mo, function)
 
     def failing(milvus: Obj, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rights: the operator runs as its own service account, with the rules of the manifests."""
+"""Permissions: the operator runs as its own service account, with the rules of the manifests."""
 
 from collections.abc import Iterator
 
@@ -10,21 +10,24 @@ from tests.lib.front import target_of
 from tests.lib.kit import Kube, Obj, eventually, new_operator, output_of, settle
 from tests.lib.wire import Wire
 
-Right = tuple[str, str, str]  # verb, resource, group
+Permission = tuple[str, str, str]  # verb, resource, group
 IMPLIED = ("update", "milvuses/finalizers", "zilliz.com")  # it is needed for blockOwnerDeletion
 
 
-def manifest(namespace: str) -> list[Obj]:
-    """What an installation for all namespaces, or for this one alone, applies."""
-    only = [f"NAMESPACE={namespace}"] if namespace else []
-    return list(yaml.safe_load_all(output_of("make", "-s", "manifest", *only)))
+def manifest(*options: str) -> list[Obj]:
+    """What an installation applies."""
+    return list(yaml.safe_load_all(output_of("make", "-s", "manifest", *options)))
 
 
-def rights(documents: list[Obj]) -> set[Right]:
+def role_of(documents: list[Obj]) -> Obj:
     (role,) = (document for document in documents if document["kind"].endswith("Role"))
+    return role
+
+
+def granted(documents: list[Obj]) -> set[Permission]:
     return {
         (verb, resource, group)
-        for rule in role["rules"]
+        for rule in role_of(documents)["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -34,13 +37,16 @@ def rights(documents: list[Obj]) -> set[Right]:
 @pytest.fixture(params=["all namespaces", "one namespace"])
 def installed(request: pytest.FixtureRequest, kube: Kube) -> Iterator[tuple[list[Obj], str]]:
     """Applies the manifest of an installation; its documents and its namespace."""
-    documents = manifest(kube.ns if request.param == "one namespace" else "")
+    is_one = request.param == "one namespace"
+    options = [f"NAMESPACE={kube.ns}"] if is_one else []
+    documents = manifest(*options)
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
-    namespace, everything = mo.namespace_of(deployment), yaml.safe_dump_all(documents)
-    kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=everything)
+    namespace = mo.namespace_of(deployment)
+    text = yaml.safe_dump_all(documents)
+    kube.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
     yield documents, namespace
-    if namespace != kube.ns:
-        kube.kubectl("delete", "-n", namespace, "-f", "-", "--wait=false", stdin=everything)
+    if not is_one:
+        kube.kubectl("delete", "-n", namespace, "-f", "-", "--wait=false", stdin=text)
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
@@ -70,53 +76,46 @@ def live(kube: Kube, operator: mo.Operator) -> None:
 
 
 @pytest.mark.platform
-def test_the_rules_grant_exactly_the_rights_that_the_operator_uses(
+def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
     kube: Kube, wire: Wire, installed: tuple[list[Obj], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     documents, namespace = installed
-    bearer = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace).strip()
-    namespaces = [None if namespace != kube.ns else kube.ns]
-    operator = new_operator(kube, namespaces=namespaces, server=wire.url, token=bearer)
+    token = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace).strip()
+    managed = kube.ns if namespace == kube.ns else None
+    operator = new_operator(kube, namespaces=[managed], server=wire.url, token=token)
     live(kube, operator)
     assert "not allowed" not in caplog.text
     used = {target_of(request.verb, request.path)[:3] for request in wire.requests}
-    assert used | {IMPLIED} == rights(documents)
-    refused = [request for request in wire.requests if request.code == 403]
-    assert not [request for request in refused if kube.ns in request.path]
+    assert used | {IMPLIED} == granted(documents)
+    rejected = [request.path for request in wire.requests if request.code == 403]
+    assert kube.ns not in "".join(rejected)
     assert mo.controller_of(kube.all_pods()["x-0"]) == mo.owner_reference(kube.get()), "adopted"
 
 
-@pytest.mark.parametrize("missing", sorted(rights(manifest("any"))), ids=" ".join)
 @pytest.mark.platform
-def test_a_missing_right_is_named_once_and_everything_else_goes_on(
-    kube: Kube, missing: Right, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("missing", sorted(granted(manifest("NAMESPACE=any"))), ids=" ".join)
+def test_a_missing_permission_is_named_once_and_everything_else_goes_on(
+    kube: Kube, missing: Permission, caplog: pytest.LogCaptureFixture
 ) -> None:
-    documents = manifest(kube.ns)
-    (role,) = (document for document in documents if document["kind"] == "Role")
-    role["rules"] = [
+    documents = manifest(f"NAMESPACE={kube.ns}")
+    role_of(documents)["rules"] = [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
-        for verb, resource, group in rights(documents) - {missing}
+        for verb, resource, group in granted(documents) - {missing}
     ]
     kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
-    bearer = kube.kubectl("create", "token", mo.MANAGER).strip()
-    operator = new_operator(kube, token=bearer)
-    live(kube, operator)
+    token = kube.kubectl("create", "token", mo.MANAGER).strip()
+    live(kube, new_operator(kube, token=token))
     verb, resource, _ = missing
-    # The API server asks for the implied one when an owner is set.
-    affected = ("create pods", "patch pods") if missing == IMPLIED else (f"{verb} {resource}",)
     errors = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert len(errors) == len(affected)
-    for error, right in zip(errors, affected, strict=True):
-        assert error.startswith(f"not allowed to {right} in namespace {kube.ns}: ")
-        assert error.endswith(" (see the role in deploy.yaml)")
+    # The API server asks for the implied one when an owner is set.
+    affected = ["create pods", "patch pods"] if missing == IMPLIED else [f"{verb} {resource}"]
+    for error, permission in zip(errors, affected, strict=True):
+        assert error.startswith(f"not allowed to {permission} in namespace {kube.ns}: ")
         assert ("cannot set blockOwnerDeletion" if missing == IMPLIED else mo.MANAGER) in error
-    if verb == "list" and resource != "persistentvolumeclaims":
+    needed = [("list", "pods"), ("list", "milvuses")]
+    if (verb, resource) in needed:
         assert "x-1" not in kube.names(), "nothing is decided without both lists"
     elif verb not in ("create", "update"):
         assert "kept-0" in kube.names()
-    if (verb, resource) not in (
-        ("list", "pods"),
-        ("list", "milvuses"),
-        ("patch", "milvuses/status"),
-    ):
+    if (verb, resource) not in (*needed, ("patch", "milvuses/status")):
         assert kube.status()["observedGeneration"] == kube.get()["metadata"]["generation"]

@@ -1,0 +1,166 @@
+"""Writes that are rejected or fail: they back off, are reported, and delay nothing else."""
+
+import pytest
+
+from tests.lib.front import Request
+from tests.lib.server import merge
+from tests.lib.world import World, at_rest, metric, milvus, pod
+
+REJECTED = [10, 20, 40, 80, 160, 300, 300]
+FAILED = [1, 2, 4, 8, 16, 30, 30]
+STALE = [1, 1, 1, 8, 16, 30, 30]  # immediately, until it is a failure
+EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
+
+
+# --- How long it waits ---
+@pytest.mark.parametrize(
+    ("code", "reason", "waits", "why"),
+    [
+        (403, "NameConflict", REJECTED, "Forbidden"),  # a webhook may say words of ours
+        (422, "Pending", REJECTED, "Invalid"),
+        (503, "", FAILED, "APIError"),
+        (404, "NotFound", STALE, "APIError"),
+        (409, "Conflict", STALE, "APIError"),
+    ],
+)
+def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[float], why: str) -> None:
+    world = World(milvus(), interval=waits[0])
+    world.server.refuse("create", "pods", code, "not now", reason)
+    world.passes(92)
+    assert world.times("create", "pods") == waits
+    assert world.reason() == why
+    assert world.reason(kind="Stalled") == (why if waits == REJECTED else "")
+    assert world.troubles == ["milvus test/x: not now"]
+    world.server.rules.clear()
+    world.clock.advance(300)
+    world.settle()
+    assert world.reason() == "Reconciled"
+    assert world.reason(kind="Stalled") == ""
+
+
+def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
+    """That of x-0 ends while x-1 is tried, and nothing else wakes the Milvus soon."""
+    world = World(milvus(replicas=2), interval=9, workers=1)
+    world.server.refuse("create", "pods", 422, "never", name="x-0")
+    world.server.refuse("create", "pods", 500, "not now", "InternalError", name="x-1")
+    world.passes()
+    world.server.delay("create", "pods", 5, name="x-1")
+    world.operator.run_pass()
+    world.clock.advance(1)
+    world.operator.run_pass()
+    assert world.names("create", "pods") == ["x-0", "x-1", "x-1", "x-0"]
+
+
+# --- It delays nothing else ---
+def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
+    """It would reject all other pods, too."""
+    world = at_rest(milvus(replicas=5), interval=10)
+    rule = world.server.refuse("create", "pods", 403, EXCEEDED)
+    world.change("x", replicas=1000)
+    for name in ("x-0", "x-1", "x-2"):
+        world.remove("pods", name)
+    world.server.fail("x-4")
+    world.passes(4)
+    assert rule.hits == 4
+    assert world.names("delete", "pods") == ["x-4"]
+    assert world.reason(kind="Stalled") == "QuotaExceeded"
+    world.server.rules.clear()
+    world.change("x", replicas=6)
+    world.settle()
+    assert len(world.pods()) == 6
+
+
+def test_a_rejected_delete_delays_no_create() -> None:
+    """Neither that of another pod, nor of the same one when it has gone."""
+    world = at_rest(milvus(replicas=3))
+    denied = 'pods is forbidden: User "x" cannot delete resource "pods" in API group ""'
+    world.server.refuse("delete", "pods", 403, denied)
+    world.server.fail("x-1")
+    world.remove("pods", "x-2")
+    world.passes(20)
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    world.remove("pods", "x-1")
+    world.passes()
+    assert world.pods() == ["x-0", "x-1", "x-2"]
+    world.passes()
+    assert world.reason() == "Reconciled"
+    assert "resolved: not allowed to delete pods in namespace test" in world.log
+
+
+# --- Admission ---
+@pytest.mark.parametrize("part", ["ownerReferences", "labels", "annotations"])
+def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
+    """It is not deleted and created in a circle."""
+
+    def admit(request: Request) -> None:
+        request.body = merge(request.body, {"metadata": {part: None}})
+
+    world = World(milvus())
+    world.server.when("create", "pods", admit)
+    world.server.when("patch", "pods", admit)
+    world.passes(2)
+    assert "a webhook or policy removes" in world.message()
+    assert not world.operator.run_once()
+    world.passes(120)
+    assert len([one for one in world.writes() if one.plural == "pods"]) <= 16
+    assert world.names("delete", "pods") == []
+    assert world.reason(kind="Stalled") == "Invalid"
+
+
+# --- Statuses ---
+def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milvus() -> None:
+    world = at_rest(milvus("a"), milvus("b"))
+    stale = {"name": "a", "times": 2}
+    world.server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", **stale)
+    rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook", name="a")
+    for name in "ab":
+        world.change(name, replicas=2)
+    for number in range(30):
+        world.server.set_pod("a-0", ready=number % 2 == 1)
+        world.live()
+    assert world.status("b")["readyReplicas"] == 2
+    assert len(world.pods()) == 4, "creates go on"
+    assert world.times("patch", "milvuses/status")[-3:] == [10, 20, 40]
+    told = "milvus test/a: the status cannot be written: denied by a webhook"
+    assert world.troubles == [told]
+    assert metric("milvuses", state="failed") == 1
+    world.server.rules.remove(rule)
+    world.passes()
+    assert world.status("a")["observedGeneration"] == 1, "it waits for its back-off"
+    world.clock.advance(80)
+    world.settle()
+    assert world.status("a")["observedGeneration"] == 2
+    assert metric("milvuses", state="failed") == 0
+
+
+# --- What changes or goes meanwhile is no failure ---
+def test_a_milvus_that_changes_or_goes_while_its_status_is_written_is_no_failure() -> None:
+    world = at_rest(milvus())
+
+    def touch(request: Request) -> None:
+        world.patch("milvuses", "x", labels={"at": str(request.time)})
+
+    world.server.when("patch", "milvuses/status", touch)
+    world.server.set_pod("x-0", ready=False)
+    world.passes(2)
+    world.server.when("patch", "milvuses/status", lambda _: world.remove("milvuses", "x"))
+    world.passes(2)
+    assert world.troubles == []
+
+
+def test_a_pod_that_goes_while_it_is_deleted_or_looked_up_is_no_failure() -> None:
+    world = at_rest(milvus(replicas=2))
+
+    def remove(request: Request) -> None:
+        world.remove("pods", request.name)
+
+    for verb in ("delete", "get"):
+        world.server.when(verb, "pods", remove, times=1)
+    world.change("x", replicas=1)
+    world.settle()
+    assert world.pods() == ["x-0"]
+    world.add(pod("x-1"))
+    world.change("x", replicas=2)
+    world.settle()
+    assert world.reason(kind="Ready") == "Ready"
+    assert world.troubles == []
