@@ -12,7 +12,6 @@ STALE = [1, 1, 1, 8, 16, 30, 30]  # immediately, until it is a failure
 EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
 
 
-# --- How long it waits ---
 @pytest.mark.parametrize(
     ("code", "reason", "waits", "why"),
     [
@@ -51,7 +50,6 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     assert world.names("create", "pods") == ["x-0", "x-1", "x-1", "x-0"]
 
 
-# --- It delays nothing else ---
 def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     """It would reject all other pods, too."""
     world = at_rest(milvus(replicas=5), interval=10)
@@ -87,7 +85,6 @@ def test_a_rejected_delete_delays_no_create() -> None:
     assert "resolved: not allowed to delete pods in namespace test" in world.log
 
 
-# --- Admission ---
 @pytest.mark.parametrize("part", ["ownerReferences", "labels", "annotations"])
 def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     """It is not deleted and created in a circle."""
@@ -107,60 +104,47 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     assert world.reason(kind="Stalled") == "Invalid"
 
 
-# --- Statuses ---
 def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milvus() -> None:
-    world = at_rest(milvus("a"), milvus("b"))
-    stale = {"name": "a", "times": 2}
-    world.server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", **stale)
-    rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook", name="a")
-    for name in "ab":
-        world.change(name, replicas=2)
+    world = at_rest(milvus())
+    world.server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", times=2)
+    rule = world.server.refuse("patch", "milvuses/status", 403, "denied by a webhook")
+    world.change("x", replicas=2)
     for number in range(30):
-        world.server.set_pod("a-0", ready=number % 2 == 1)
+        world.server.set_pod("x-0", ready=number % 2 == 1)
         world.live()
-    assert world.status("b")["readyReplicas"] == 2
-    assert len(world.pods()) == 4, "creates go on"
+    assert world.pods() == ["x-0", "x-1"]
     assert world.times("patch", "milvuses/status")[-3:] == [10, 20, 40]
-    told = "milvus test/a: the status cannot be written: denied by a webhook"
+    told = "milvus test/x: the status cannot be written: denied by a webhook"
     assert world.troubles == [told]
     assert metric("milvuses", state="failed") == 1
-    world.server.rules.remove(rule)
+    rule.times = 0
     world.passes()
-    assert world.status("a")["observedGeneration"] == 1, "it waits for its back-off"
+    assert world.status("x")["observedGeneration"] == 1, "it waits for its back-off"
     world.clock.advance(80)
     world.settle()
-    assert world.status("a")["observedGeneration"] == 2
+    assert world.status("x")["observedGeneration"] == 2
     assert metric("milvuses", state="failed") == 0
 
 
-# --- What changes or goes meanwhile is no failure ---
-def test_a_milvus_that_changes_or_goes_while_its_status_is_written_is_no_failure() -> None:
-    world = at_rest(milvus())
+def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
+    world = at_rest(milvus(replicas=2))
 
     def touch(request: Request) -> None:
         world.patch("milvuses", "x", labels={"at": str(request.time)})
 
-    world.server.when("patch", "milvuses/status", touch)
-    world.server.set_pod("x-0", ready=False)
-    world.passes(2)
-    world.server.when("patch", "milvuses/status", lambda _: world.remove("milvuses", "x"))
-    world.passes(2)
-    assert world.troubles == []
-
-
-def test_a_pod_that_goes_while_it_is_deleted_or_looked_up_is_no_failure() -> None:
-    world = at_rest(milvus(replicas=2))
-
     def remove(request: Request) -> None:
-        world.remove("pods", request.name)
+        world.remove(request.plural, request.name)
 
-    for verb in ("delete", "get"):
-        world.server.when(verb, "pods", remove, times=1)
+    world.server.when("patch", "milvuses/status", touch, times=2)
+    world.server.when("delete", "pods", remove, times=1)
     world.change("x", replicas=1)
     world.settle()
-    assert world.pods() == ["x-0"]
+    world.server.when("get", "pods", remove, times=1)  # when its owner is looked up
     world.add(pod("x-1"))
     world.change("x", replicas=2)
     world.settle()
     assert world.reason(kind="Ready") == "Ready"
+    world.server.when("patch", "milvuses/status", remove)
+    world.server.set_pod("x-0", ready=False)
+    world.passes(2)
     assert world.troubles == []

@@ -80,7 +80,6 @@ def test_names_that_others_hold_do_not_block_a_roll() -> None:
     assert world.uid("x-1") == before
 
 
-# --- The API server is asked whether it would accept the template ---
 def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
     """The server quotes the name of the pod that it was asked about."""
     world = at_rest(milvus(replicas=3))
@@ -95,50 +94,31 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
     assert rule.hits == 9, "before the deletion of each, with back-off"
     assert world.troubles == ["milvus test/x: x-0-check is bad"]
     assert all(request.dry_run for request in world.requests("create", "pods"))
+    world.server.set_pod("x-0", ready=False)
+    world.clock.advance(300)
+    world.passes()
+    assert deleted(world) == [], "nor one that is not Ready"
     rule.times = 0
     world.change("x", image="good")
     world.settle()
-    assert deleted(world) == ["x-2", "x-1", "x-0"]
+    assert world.images() == ["good"] * 3
 
 
-def test_a_template_that_is_rejected_later_is_asked_about_again() -> None:
-    world = outdated(2)
-    world.passes()
-    world.server.finish_deletions()
-    world.server.refuse("create", "pods", 500, "no longer", "InternalError")
-    world.passes()
-    world.server.set_pod("x-0", ready=False)
-    world.passes(20)
-    assert deleted(world) == ["x-1"]
-
-
-# --- Deletes that fail ---
-@pytest.mark.parametrize(
-    ("code", "reason", "most"),
-    [
-        (403, "", 6),
-        (500, "InternalError", 14),  # a webhook fails; it backs off for a shorter time
-    ],
-)
-def test_a_roll_passes_a_pod_whose_delete_is_rejected(code: int, reason: str, most: int) -> None:
+def test_a_roll_passes_a_pod_whose_delete_is_rejected() -> None:
     world = outdated(4)
-    names = ("x-3", "x-2")
-    rules = [world.server.refuse("delete", "pods", code, "no", reason, name=name) for name in names]
+    for name in ("x-3", "x-2"):
+        world.server.refuse("delete", "pods", 500, "a webhook fails", "InternalError", name=name)
     world.run(30)
     assert {*deleted(world)} == {"x-3", "x-2", "x-1"}, "it waits for the new x-1"
     world.live(60)
     assert world.images() == ["milvus:2", "milvus:2", "milvus:1", "milvus:1"]
-    assert all(2 <= rule.hits <= most for rule in rules)
+    assert 2 <= deleted(world).count("x-3") <= 14
 
 
-@pytest.mark.parametrize("code", [0, 504])
-def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted(code: int) -> None:
+def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() -> None:
     """The lists still show the pod as Ready, and the spec may have changed since."""
     world = outdated(3)
-    if code:
-        world.server.refuse("delete", "pods", code, "the webhook still thinks", name="x-2")
-    else:
-        world.server.fault("delete", "pods", "timeout", name="x-2")
+    world.server.refuse("delete", "pods", 504, "the webhook still thinks", name="x-2")
     world.passes(3)
     rule = world.server.refuse("create", "pods", 422, "the check is rejected")
     world.change("x", image="milvus:3")
@@ -152,40 +132,15 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted(code
     assert world.images() == ["milvus:3"] * 3
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "seconds"),
-    [(404, "NotFound", 0), (504, "", 0), (500, "InternalError", 30)],
-)
-def test_broken_pods_whose_deletes_fail_do_not_block_a_roll(
-    code: int, reason: str, seconds: float
-) -> None:
+def test_broken_pods_whose_deletes_fail_do_not_block_a_roll() -> None:
     world = outdated(3)
     for name in ("x-0", "x-1"):
         world.server.set_pod(name, ready=False)
-        world.server.delay("delete", "pods", seconds, name=name)
-        world.server.refuse("delete", "pods", code, "no", reason, name=name)
-    world.run(40 + 4 * seconds)
+        world.server.refuse("delete", "pods", 504, "no", name=name)
+    world.run(40)
     assert deleted(world).count("x-2") == 1
     world.live(20)
     assert world.images() == ["milvus:1", "milvus:1", "milvus:2"]
-
-
-def test_an_updated_pod_that_has_ended_is_waited_for_although_its_delete_is_rejected() -> None:
-    world = outdated(3)
-    world.live(2)
-    world.server.fail("x-2")
-    world.server.refuse("delete", "pods", 403, "no", name="x-2")
-    world.passes(20)
-    assert {*deleted(world)} == {"x-2"}
-
-
-@pytest.mark.parametrize("verb", ["patch", "delete"])
-def test_a_roll_goes_on_after_an_adoption_or_a_delete_whose_response_is_lost(verb: str) -> None:
-    world = outdated(3)
-    world.patch("pods", "x-0", ownerReferences=None)
-    world.server.fault(verb, "pods", "timeout", after=True, times=1)
-    world.live(8)
-    assert deleted(world) == ["x-2", "x-1", "x-0"]
 
 
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:
