@@ -12,7 +12,7 @@ import pytest
 import milvus_operator as mo
 from tests.lib.front import ERRORS, Request, answer
 from tests.lib.judge import STRANGER
-from tests.lib.world import World, at_rest, milvus, pod
+from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
 BASE = int(os.environ.get("SEED") or random.Random(TOGETHER).randrange(1_000_000))
@@ -119,15 +119,3 @@ def test_replicas_come_to_the_same_end_and_touch_nothing_of_others(
     for operator in run.operators:
         operator.run_pass()
     assert world.writes() == [], "the replicas agree"
-
-
-def test_in_a_roll_all_replicas_choose_the_same_pod() -> None:
-    world = at_rest(milvus(replicas=4), workers=1)
-    other = world.new_operator()
-    for verb in ("list", "delete"):
-        world.change("x", image=f"milvus:{verb}")
-        world.forget()
-        world.server.when(verb, "*", lambda _: other.run_pass(), times=1)
-        world.passes()
-        assert {*world.names("delete", "pods")} == {"x-3"}
-        world.settle()

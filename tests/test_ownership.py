@@ -5,7 +5,13 @@ from tests.lib.front import Request
 from tests.lib.world import World, at_rest, milvus, pod
 
 LABELS = mo.selector_of(milvus())
-OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c", "controller": True}
+OTHER = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "name": "c",
+    "uid": "c",
+    "controller": True,
+}
 
 
 def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None:
@@ -17,8 +23,7 @@ def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None
     world.server.refuse("get", "pods", 403, words, times=2)
     world.passes(3)
     assert world.pods() == ["x-0", "x-1", "x-2", "y-0"]
-    assert world.reason() == "Forbidden"
-    assert any("not allowed to get pods in namespace test" in line for line in world.troubles)
+    assert world.message() == words
     world.settle()
     assert world.reason(kind="Stalled") == "NameConflict"
     world.forget()
@@ -47,8 +52,10 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     new = world.add(milvus(replicas=3))
     world.settle()
     assert world.pods() == ["x-0", "x-1", "x-2"]
-    assert world.uids().items() & before.items() == {("x-0", before["x-0"]), ("x-2", before["x-2"])}
-    assert {mo.owner_uid(pod) for pod in world.server.all_of("pods")} == {mo.uid_of(new)}
+    same = world.uids().items() & before.items()
+    assert dict(same).keys() == {"x-0", "x-2"}
+    owners = {mo.owner_uid(pod) for pod in world.server.all_of("pods")}
+    assert owners == {mo.uid_of(new)}
     note = "adopted pods x-0, x-1, x-2, x-3: it has our name and labels, but no owner"
     assert f"Adopted: {note}" in world.events()
 
@@ -77,8 +84,9 @@ def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None
 
     world.server.when("patch", "pods", change, times=1)
     world.passes(3)
-    assert mo.owner_uid(world.server.ask("get", "pods", "x-0")) == "c"
     assert world.reason() == "NameConflict"
+    (left,) = world.server.all_of("pods")
+    assert mo.owner_uid(left) == "c"
 
 
 def test_a_pod_of_ours_that_lost_its_labels_is_a_conflict_that_says_what_to_restore() -> None:

