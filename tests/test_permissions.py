@@ -37,9 +37,10 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     """Make the operator do everything that it ever does; what it is not allowed is skipped."""
     settle(operator)  # while there is nothing yet
     kube.create(replicas=2)
-    kube.create_storage_class(kube.ns, allowVolumeExpansion=True)
-    kube.create_volume(kube.ns, storageClassName=kube.ns)
-    kube.create("kept", storage={"size": "1Gi", "storageClassName": kube.ns})
+    kind = kube.ns
+    kube.create_storage_class(kind, allowVolumeExpansion=True)
+    kube.create_volume(kind, storageClassName=kind)
+    kube.create("kept", storage={"size": "1Gi", "storageClassName": kind})
     kube.create_pod("taken-0")
     kube.create("taken")
     settle(operator)
@@ -63,11 +64,12 @@ def live(kube: Kube, operator: mo.Operator) -> None:
 def installed(kube: Kube) -> Iterator[dict[str, Obj]]:
     """Applies the manifest of an installation for all namespaces."""
     documents = manifest()
-    system = ("-n", documents["Deployment"]["metadata"]["namespace"], "-f", "-")
+    namespace = mo.namespace_of(documents["Deployment"])
+    options = ("-n", namespace, "-f", "-")
     text = yaml.safe_dump_all(documents.values())
-    kube.kubectl("apply", *system, stdin=text)
+    kube.kubectl("apply", *options, stdin=text)
     yield documents
-    kube.kubectl("delete", *system, "--wait=false", stdin=text)
+    kube.kubectl("delete", *options, "--wait=false", stdin=text)
 
 
 @pytest.mark.platform
@@ -76,13 +78,15 @@ def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
 ) -> None:
     namespace = mo.namespace_of(installed["Deployment"])
     token = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace).strip()
-    live(kube, new_operator(kube, namespaces=[None], server=wire.url, token=token))
+    operator = new_operator(kube, namespaces=[None], server=wire.url, token=token)
+    live(kube, operator)
     assert "not allowed" not in caplog.text
     used = {target_of(request.verb, request.path)[:3] for request in wire.requests}
     assert used | {IMPLIED} == granted(installed["ClusterRole"]) == PERMISSIONS
     rejected = [request.path for request in wire.requests if request.code == 403]
     assert kube.ns not in "".join(rejected)
-    assert mo.controller_of(kube.all_pods()["x-0"]) == mo.owner_reference(kube.get()), "adopted"
+    adopted = kube.all_pods()["x-0"]
+    assert mo.controller_of(adopted) == mo.owner_reference(kube.get())
 
 
 @pytest.mark.platform
@@ -96,7 +100,8 @@ def test_a_missing_permission_is_named_once_and_everything_else_goes_on(
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for verb, resource, group in PERMISSIONS - {missing}
     ]
-    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents.values()))
+    text = yaml.safe_dump_all(documents.values())
+    kube.kubectl("apply", "-f", "-", stdin=text)
     token = kube.kubectl("create", "token", mo.MANAGER).strip()
     live(kube, new_operator(kube, token=token))
     verb, resource, _ = missing

@@ -147,7 +147,8 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
     world = outdated(2)
     world.server.set_pod("x-0", ready=False)
     before = world.uids()
-    world.server.when("delete", "pods", lambda _: world.server.set_pod("x-0", True), times=1)
+    run = lambda _: world.server.set_pod("x-0", True)  # noqa: E731
+    world.server.when("delete", "pods", run, times=1)
     world.passes()
     assert world.uids() == before
     assert world.troubles == []
