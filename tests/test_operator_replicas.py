@@ -15,7 +15,8 @@ from tests.lib.judge import STRANGER
 from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
-BASE = int(os.environ.get("SEED") or random.Random(TOGETHER).randrange(1_000_000))
+NEW = random.Random(TOGETHER).randrange(1_000_000)
+BASE = int(os.environ.get("SEED") or NEW)
 RUNS = int(os.environ.get("RUNS") or 8)
 
 
@@ -52,12 +53,14 @@ class Run:
     def interrupt(self, _: object) -> None:
         world = self.world
         happened = self.dice.randrange(60)
+        number = self.dice.randrange(4)
         if happened == 0:
-            world.change("x", image=f"milvus:{self.dice.randrange(3)}")
+            world.change("x", image=f"milvus:{number}")
         elif happened == 1:
-            world.change("y", replicas=self.dice.randrange(4))
+            world.change("y", replicas=number)
         elif happened == 2:
-            world.server.fail(self.dice.choice(world.pods()))
+            name = self.dice.choice(world.pods())
+            world.server.fail(name)
         elif happened < 12:
             world.server.finish_deletions()
             world.server.run_pods()
@@ -106,7 +109,7 @@ class Run:
             self.world.settle()
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", range(1, 4))
 @pytest.mark.parametrize("seed", range(BASE, BASE + RUNS))
 def test_replicas_come_to_the_same_end_and_touch_nothing_of_others(
     seed: int, replicas: int

@@ -41,8 +41,9 @@ def test_a_pod_that_ends_does_not_wait_because_others_have_ended_before() -> Non
 
 
 def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() -> None:
+    several = [milvus(replicas=2), milvus("y")]
     bad = milvus("bad", milvusSpec="proxy.port: 1")
-    world = at_rest(milvus(replicas=2), milvus("y"), bad)
+    world = at_rest(*several, bad)
     world.passes()
     resources = [request.resource for request in world.server.journal]
     assert resources == ["pods", "persistentvolumeclaims", "milvuses"]
@@ -84,8 +85,9 @@ def test_a_pass_acts_for_five_times_what_its_lists_took_and_at_least_five_second
     interval: float, takes: float, created: int
 ) -> None:
     world = World(milvus(replicas=20), workers=1, interval=interval)
-    world.server.delay("list", "pods", takes)
-    world.server.delay("create", "pods", 1)
+    server = world.server
+    server.delay("list", "pods", takes)
+    server.delay("create", "pods", 1)
     this = world.operator.run_pass()
     assert this.left
     assert len(world.pods()) == created

@@ -44,22 +44,24 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     world.operator.run_pass()
     world.clock.advance(1)
     world.operator.run_pass()
-    assert world.names("create", "pods") == ["x-0", "x-1", "x-1", "x-0"]
+    tried = world.names("create", "pods")
+    assert tried == ["x-0", "x-1", "x-1", "x-0"]
 
 
 def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     """It would reject all other pods, too."""
     world = at_rest(milvus(replicas=5))
-    rule = world.server.refuse("create", "pods", 403, EXCEEDED)
+    server = world.server
+    rule = server.refuse("create", "pods", 403, EXCEEDED)
     world.change("x", replicas=1000)
     for name in ("x-0", "x-1", "x-2"):
         world.remove("pods", name)
-    world.server.fail("x-4")
+    server.fail("x-4")
     world.passes(4)
     assert rule.hits == 4
     assert world.names("delete", "pods") == ["x-4"]
     assert world.reason(kind="Stalled") == "QuotaExceeded"
-    world.server.rules.clear()
+    rule.times = 0
     world.change("x", replicas=6)
     world.settle()
     assert len(world.pods()) == 6
@@ -82,7 +84,14 @@ def test_a_rejected_delete_delays_no_create() -> None:
     assert "resolved: not allowed to delete pods in namespace test" in world.log
 
 
-@pytest.mark.parametrize("part", ["ownerReferences", "labels", "annotations"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "ownerReferences",
+        "labels",
+        "annotations",
+    ],
+)
 def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     """It is not deleted and created in a circle."""
 
@@ -131,7 +140,8 @@ def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
     world = at_rest(milvus(replicas=2))
 
     def touch(request: Request) -> None:
-        world.patch("milvuses", "x", labels={"at": str(request.time)})
+        at = str(request.time)
+        world.patch("milvuses", "x", labels={"at": at})
 
     def remove(request: Request) -> None:
         world.remove(request.plural, request.name)

@@ -22,11 +22,12 @@ def outdated(replicas: int) -> World:
 def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str) -> None:
     """Also if pods are in an etcd of their own, with other versions."""
     world = outdated(3)
-    world.server.versions[ahead] += 10_000
-    world.server.quota = {"pods": 3}  # the old pod makes room for the new one
+    server = world.server
+    server.versions[ahead] += 10_000
+    server.quota = {"pods": 3}  # the old pod makes room for the new one
     world.passes(5)
     assert deleted(world) == ["x-2"], "the next when the last is Ready"
-    world.server.finish_deletions()
+    server.finish_deletions()
     world.passes(5)
     assert deleted(world) == ["x-2"], "not when it is only there"
     world.settle()
@@ -34,8 +35,8 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     assert world.images() == ["milvus:2"] * 3
     for request in world.requests("delete", "pods"):
         assert [*request.body["preconditions"]] == ["uid"]
-    asked = [one for one in world.requests("create", "pods") if one.dry_run]
-    assert len(asked) == 3, "whether the server would accept the template"
+    creates = world.requests("create", "pods")
+    assert len([one for one in creates if one.dry_run]) == 3, "to ask about the template"
 
 
 def test_a_broken_image_costs_one_pod_and_is_rolled_back_and_broken_pods_go_first() -> None:
@@ -117,16 +118,17 @@ def test_a_roll_passes_a_pod_whose_delete_is_rejected() -> None:
 def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() -> None:
     """The lists still show the pod as Ready, and the spec may have changed since."""
     world = outdated(3)
-    world.server.refuse("delete", "pods", 504, "the webhook still thinks", name="x-2")
+    server = world.server
+    server.refuse("delete", "pods", 504, "the webhook still thinks", name="x-2")
     world.passes(3)
-    rule = world.server.refuse("create", "pods", 422, "the check is rejected")
+    rule = server.refuse("create", "pods", 422, "the check is rejected")
     world.change("x", image="milvus:3")
     world.passes(3)
     rule.times = 0
     world.clock.advance(10)
     world.passes(9)
     assert {*deleted(world)} == {"x-2"}
-    world.server.rules.clear()
+    server.rules.clear()
     world.live(20)
     assert world.images() == ["milvus:3"] * 3
 

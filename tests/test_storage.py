@@ -6,7 +6,7 @@ from tests.lib.kit import Kube, settle
 from tests.lib.world import World, at_rest, milvus
 
 CLAIMS = "persistentvolumeclaims"
-STORED: Obj = {"storage": {"size": "1Gi", "storageClassName": "fast"}}
+STORED: Obj = {"storage": {"size": "1Gi"}}
 
 
 def claims(world: World) -> dict[str, str]:
@@ -28,7 +28,8 @@ def written(world: World) -> str:
 
 
 def test_a_claim_is_made_before_its_pod_and_kept_when_pod_replica_or_milvus_goes() -> None:
-    world = World(milvus(replicas=2, **STORED), workers=1)
+    stored = milvus(replicas=2, **STORED)
+    world = World(stored, workers=1)
     world.settle()
     assert written(world) == "create data-x-0, create x-0, create data-x-1, create x-1"
     assert "milvus test/x: created claims data-x-0, data-x-1" in world.log
@@ -41,7 +42,7 @@ def test_a_claim_is_made_before_its_pod_and_kept_when_pod_replica_or_milvus_goes
     world.remove("pods", "x-0")
     world.settle()
     world.forget()
-    world.add(milvus(replicas=2, **STORED))
+    world.add(stored)
     world.settle()
     assert written(world) == "create x-0, create x-1"
     assert claims(world) == before
@@ -75,7 +76,8 @@ def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
 def test_an_unscheduled_pod_whose_claim_is_gone_is_replaced_claim_first() -> None:
     """A claim without our label is there, such as one that was restored from a backup."""
     world = at_rest(milvus(replicas=3, **STORED))
-    world.patch(CLAIMS, "data-x-0", labels={mo.CLAIM_LABEL: None})
+    unlabelled = {mo.CLAIM_LABEL: None}
+    world.patch(CLAIMS, "data-x-0", labels=unlabelled)
     for name in ("data-x-1", "data-x-2"):
         world.remove(CLAIMS, name)
     world.server.finish_deletions()
@@ -128,10 +130,12 @@ def grow(world: World) -> None:
 def test_only_our_bound_claims_that_are_smaller_and_desired_grow() -> None:
     """One that has changed since it was listed grows in the next pass."""
     world = bound(6)
-    larger = {"spec": {"resources": {"requests": {"storage": "21Gi"}}}}
+    requests = {"requests": {"storage": "21Gi"}}
+    larger = {"spec": {"resources": requests}}
     world.server.ask("patch", CLAIMS, "data-x-0", larger)
     set_phase(world, "data-x-1", "Pending")
-    world.patch(CLAIMS, "data-x-2", labels={mo.CLAIM_LABEL: None})
+    unlabelled = {mo.CLAIM_LABEL: None}
+    world.patch(CLAIMS, "data-x-2", labels=unlabelled)
     world.remove(CLAIMS, "data-x-3")
     world.change("x", replicas=5)
 
