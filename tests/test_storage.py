@@ -83,7 +83,7 @@ def test_an_unscheduled_pod_whose_claim_is_gone_is_replaced_claim_first() -> Non
     world.server.finish_deletions()
     unschedule(world, "x-0", "x-1")
     world.forget()
-    world.live(5)
+    world.live(8)
     assert world.names("delete", "pods") == ["x-1"]
     assert [*claims(world)] == ["data-x-0", "data-x-1"]
     assert world.troubles == []
