@@ -147,6 +147,7 @@ def test_a_write_that_hangs_is_not_repeated_and_delays_no_other(verb: str, resou
     ("resource", "workers"),
     [
         ("pods", 2),
+        ("pods", 16),
         ("events", 8),
     ],
 )
