@@ -113,7 +113,8 @@ def test_a_missing_permission_is_named_once_and_everything_else_goes_on(
     if missing == IMPLIED:  # the API server asks for it when an owner is set
         affected = ["create pods", "patch pods"]
         words = "cannot set blockOwnerDeletion"
-    errors = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    records = [record for record in caplog.records if record.levelname == "ERROR"]
+    errors = [record.getMessage() for record in records]
     for error, permission in zip(errors, affected, strict=True):
         assert error.startswith(f"not allowed to {permission} in namespace {kube.ns}: ")
         assert words in error
