@@ -599,7 +599,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
             # As after `kubectl delete --cascade=orphan`.
-            yield Action("adopt", ordinal, pod, "our name and labels, but no owner")
+            yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
             yield Action("create", ordinal, {})  # even if a pod of another owner has the name
         elif is_mine and not is_outdated(pod, spec):  # else it is a case for roll()

@@ -93,7 +93,7 @@ def test_once_waits_for_a_write_that_fails_in_a_later_pass() -> None:
 
         def release(_: object) -> None:
             if len(world.requests("list", "pods")) == 4:
-                hung.release()
+                hung.released.set()
 
         world.server.when("list", "pods", release)
         assert not world.operator.run_once()

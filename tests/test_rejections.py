@@ -123,7 +123,7 @@ def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milv
     assert world.pods() == ["x-0", "x-1"]
     waits = world.times("patch", "milvuses/status")
     assert waits[-3:] == [10, 20, 40]
-    told = "milvus test/x: the status cannot be written: denied by a webhook"
+    told = "milvus test/x: the status update failed: denied by a webhook"
     assert world.troubles == [told]
     assert metric("milvuses", state="failed") == 1
     rule.times = 0

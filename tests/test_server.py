@@ -127,7 +127,9 @@ def comparable(obj: Obj) -> Any:
     """What the operator reads of an object, or of a list and its items."""
     seen = mo.pick(obj, ("kind", "reason", "message"))
     for part, keys in COMPARED.items():
-        seen[part] = mo.pick(obj.get(part) or {}, keys)
+        found = obj.get(part)
+        if isinstance(found, dict):  # the status of an error is text
+            seen[part] = mo.pick(found, keys)
     metadata = obj["metadata"]
     seen["generated"] = [key for key in GENERATED if metadata.get(key)]
     seen["owners"] = [owner["kind"] for owner in metadata.get("ownerReferences") or []]
