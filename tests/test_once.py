@@ -108,7 +108,8 @@ def test_in_a_burst_that_takes_several_passes_pods_come_before_statuses(
     several = [milvus(name, replicas=2) for name in "ab"]
     world = World(*several, milvus("c"), workers=1)
     operator = world.operator
-    operator.clock = operator.cluster.clock = time.monotonic
+    operator.clock = time.monotonic
+    operator.cluster.clock = time.monotonic
     world.server.when("create", "pods", lambda _: time.sleep(0.4))
     assert operator.run_once()
     assert len(world.requests("list", "pods")) > 2

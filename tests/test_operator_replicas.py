@@ -91,7 +91,8 @@ class Run:
         if name.startswith("y") or is_checked or not mo.is_ready(pod):
             return
         if self.down and len(self.operators) == 1:
-            self.harm.append(f"{name} was deleted while {self.down} are down")
+            text = f"{name} was deleted while {self.down} are down"
+            self.harm.append(text)
         self.down.add(name)
 
     def make(self) -> None:
