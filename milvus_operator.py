@@ -6,8 +6,8 @@
 
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
-to do (pure functions over plain dicts), carries it out, and says what was done; if nothing was to
-be done, it writes the status instead. The next pass sees the effect of its writes.
+to do (pure functions over plain dicts), carries it out, and says what was done; if there was
+nothing to do, it writes the status. The next pass sees the effect of its writes.
 
 What is kept between passes saves work and spaces out retries; nothing goes wrong if it is lost.
 Names are fixed, every delete carries a UID, and every decision starts from fresh lists, so a write
@@ -197,7 +197,8 @@ def is_ready(pod: Obj) -> bool:
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or merely cannot report that it is: if a node falls silent, the node
     controller sets the pod's condition to False, but leaves its containers ready."""
-    containers = pod["status"].get("containerStatuses") or [{}]  # none yet: not ready
+    # There are none yet, or slim_pod() has dropped those of a Ready pod.
+    containers = pod["status"].get("containerStatuses") or [{}]
     are_ready = all(container.get("ready") for container in containers)
     return is_ready(pod) or (are_ready and not is_finished(pod))
 
@@ -215,7 +216,7 @@ DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # by what `setting` returns
-MILVUS_PREFIX = re.compile(r"(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
+MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 MAX_NESTING = 32  # levels in spec.milvusSpec
 MAX_SETTINGS = 1000
 MAX_SETTING = 256  # characters in the name of a setting
@@ -259,7 +260,8 @@ def spec_of(milvus: Obj) -> Spec:
     if "spec" not in milvus:
         # slim_milvus() has left it out.
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
+    # What the user wrote, not the resulting pod: a newer operator must not restart any pod. Without
+    # storage, which the CRD lets nobody add or remove.
     template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     written = json.dumps(template, sort_keys=True)
     spec = Spec(
@@ -305,7 +307,7 @@ def environment(settings: dict[str, str]) -> list[Obj]:
 
 def setting(name: str) -> str:
     """The setting that Milvus reads from a variable: PROXY_PORT and milvus.proxy.port are one."""
-    return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name, count=1)).lower()
+    return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
 def invalid_at(mark: Any, text: str) -> Invalid:
@@ -442,8 +444,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": overlay(metadata, ours),
-        "spec": overlay(generated, spec.pod.get("spec") or {}),
+        "metadata": overlay(metadata, ours),  # ours wins
+        "spec": overlay(generated, spec.pod.get("spec") or {}),  # the user's wins
     }
 
 
@@ -527,7 +529,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     name = name_of(pod)
     owner = controller_of(pod)
     is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
-    # Of an earlier Milvus of that name, or of this one and newer than the lists, or to be adopted.
+    # A pod of an earlier Milvus will be gone, a new one of ours listed, an orphan adopted.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
@@ -552,7 +554,7 @@ class Action(NamedTuple):
     ordinal: int
     obj: Obj  # the pod or the claim; empty if there is none
     reason: str = ""
-    is_due: bool = True  # otherwise, it waits for other pods, and only its back-off is kept
+    is_due: bool = True  # if not, it waits for other pods, but plan() keeps its back-off
 
     @property
     def key(self) -> Key:
@@ -594,7 +596,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
         is_mine = ordinal in mine
         is_desired = ordinal < spec.replicas
         if pod and is_ending(pod):
-            continue
+            continue  # its claim may wait, too
         if is_mine and not is_desired:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
@@ -607,7 +609,8 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             if is_finished(pod):
                 yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
             elif is_unscheduled and spec.storage and not claim:
-                yield Action("restart", ordinal, pod, "the claim is gone")  # never without one
+                # It may have been created without storage; carry_out() creates the claim first.
+                yield Action("restart", ordinal, pod, "the claim is gone")
         if is_desired and claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
@@ -636,15 +639,16 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     for ordinal in outdated:
         if ordinal not in serving:
             yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # Do not wait for broken pods that could not be deleted, nor for names that others hold.
-    waited = {*range(spec.replicas)} - {*serving}
-    waited -= {ordinal for ordinal in outdated if ("replace", ordinal) in failed}
-    waited -= {ordinal for (_, ordinal), b in failed.items() if b.why.reason == NAME_CONFLICT}
-    # Nor take one down while another that is Ready is about to be deleted.
-    leaving = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
+    # All others must be Ready, but broken pods that could not be deleted and names that others hold
+    # would hold it up for good.
+    must_be_ready = {*range(spec.replicas)} - {*serving}
+    must_be_ready -= {ordinal for ordinal in outdated if ("replace", ordinal) in failed}
+    must_be_ready -= {o for (_, o), b in failed.items() if b.why.reason == NAME_CONFLICT}
+    # No Ready surplus pod may be left, because it is deleted in this pass.
+    surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    is_due = waited <= ready and ready.isdisjoint(leaving)
-    # The same pod until it is done: a lost delete is repeated. If it was refused, it goes last.
+    is_due = must_be_ready <= ready and ready.isdisjoint(surplus)
+    # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
     serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
     for ordinal in serving:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
@@ -955,11 +959,8 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
             with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
                 return Connection(new_client(settings), namespace.read().strip())
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
-    except (
-        ConfigException,
-        OSError,
-    ) as error:  # "… in kube-config/users/{'token': …": cut it there
-        text = without_secrets(str(error).partition("/{")[0])
+    except (ConfigException, OSError) as error:
+        text = without_secrets(str(error))
     except Exception as error:  # a malformed file may raise anything in the loader
         text = f"it is not valid ({type(error).__name__})"
     raise Unusable(f"cannot use the kubeconfig {file}: {text}")
@@ -997,8 +998,8 @@ def new_client(settings: Configuration) -> ApiClient:
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in URLs."""
-    return re.sub("//[^/ ]*@", "//", text)
+    """The text without passwords in URLs, cut before a user's entry, as in `…/users/{'token': …`"""
+    return re.sub("//[^/ ]*@", "//", text).partition("/{")[0]
 
 
 # --- The requests ---
@@ -1033,7 +1034,7 @@ class Cluster:
         self.lists = [
             (self.pods, slim_pod, label),
             (self.claims, slim_claim, CLAIM_LABEL),  # after pods: a listed pod's claim is there
-            (self.milvuses, slim_milvus, ""),  # last: no spec is older than the pods
+            (self.milvuses, slim_milvus, ""),  # last: no spec or owner is older than a pod
         ]
         self.server = without_secrets(api.configuration.host)
 
@@ -1047,7 +1048,7 @@ class Cluster:
             if self.hook:
                 self.hook(settings)
         except (ConfigException, OSError) as error:
-            raise Unusable(str(error)) from None
+            raise Unusable(without_secrets(str(error))) from None
         # Else the client would run it before each request. A hook may set itself again.
         settings.refresh_api_key_hook = None
         # The files of tokens end with a newline.
@@ -1072,7 +1073,7 @@ class Cluster:
             return body
         except ApiException as error:
             failed = api_error(error)
-            self.is_rejected |= not error.status  # then TLS has failed: certificates may be new
+            self.is_rejected |= not error.status  # 0: TLS has failed; the certificates may be new
         except (urllib3.exceptions.HTTPError, OSError) as error:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
@@ -1083,7 +1084,8 @@ class Cluster:
         raise failed
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
-        """What affects more than one Milvus: the credentials, or a missing permission."""
+        """What affects more than one Milvus: a missing permission, or rejected credentials, which
+        renew() then loads anew."""
         if str(error) == "Unauthorized":  # a webhook may reject with code 401, too
             self.is_rejected = True
             return f"{self.server} rejects the credentials", "log in again, or renew the token"
@@ -1160,8 +1162,8 @@ class Cluster:
         self.request("delete", self.pods, pod, body=body)
 
     def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Set the owner of an orphan. The Milvus was listed after it and was not ending, so it
-        is not the one that has just released the pod."""
+        """Set the owner of an orphan. The Milvus was listed later and was not ending, so it has not
+        been deleted with --cascade=orphan."""
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
         patch = {"metadata": metadata}
@@ -1192,7 +1194,7 @@ def timestamp(precision: str = "seconds") -> str:
 # ---------- The loop: list, visit, wait ----------
 
 MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
-CONFLICT_DELAY = 4  # after back-offs of 1, 2 and 4 seconds, a conflict is a failure like any other
+CONFLICT_DELAY = 4  # three conflicts, with 1, 2 and 4 seconds, are no failure: the lists were old
 QUIET = 600  # seconds without a write after which its back-off starts again from its first delay
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
@@ -1205,8 +1207,8 @@ VISIT: Key = ("visit", -1)  # an unexpected error in the visit itself: only reco
 
 def next_delay(before: BackOff, error: ApiError | None, now: float) -> float:
     """How many seconds to back off now: longer than before, unless that was long ago."""
-    last = before.until - before.delay
-    if now >= last + QUIET or (error and not before.error):
+    began = before.until - before.delay
+    if now >= began + QUIET or (error and not before.error):
         before = NO_BACK_OFF  # a failure does not inherit the delay of successes
     is_long = error is None or error.why.reason in STALLED
     first, most = (10, 300) if is_long else (1, 30)
@@ -1265,7 +1267,7 @@ class Visit:
         """Serve one Milvus: decide, carry out, and say what was done. If nothing was done, write
         status and events: otherwise the lists are out of date, and the next visit writes them."""
         memory = self.memory
-        memory.settled = ()
+        memory.settled = ()  # so that it is visited again if this visit fails
         blocked = set[str]()  # verbs that would fail again; the next pass tries another ordinal
         is_complete = True
         for action in self.plan():
@@ -1282,16 +1284,16 @@ class Visit:
         for (verb, reason), names in self.done.items():
             self.this.outcomes += [DONE[verb]] * len(names)
             self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
-        is_last = not self.done or blocked or self.cluster.dry_run
-        if is_last:
+        says_status = not self.done or blocked or self.cluster.dry_run
+        if says_status:
             self.write_status()
             self.write_events()
         # Back-offs that are over have had their turn in this visit.
         waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
         memory.wake = min(waiting, default=math.inf)
         if not is_complete:
-            memory.wake = self.this.listed  # now: who has waited longest comes first
-        elif is_last:
+            memory.wake = self.this.listed  # now, and among those in the order of their visits
+        elif says_status:
             memory.settled = self.versions
 
     def plan(self) -> list[Action]:
@@ -1337,7 +1339,7 @@ class Visit:
                 cluster.grow(action.obj, self.spec.storage["size"])
             case "restart":
                 if not is_finished(action.obj) and not self.create_claim(ordinal):
-                    return  # its claim is there, without our label or not listed; ask again later
+                    return  # its claim is there, unlabelled or not listed; asking again backs off
                 cluster.delete(action.obj)
             case "replace":
                 # Of the first ordinal, so that all are refused with the same words.
@@ -1359,7 +1361,7 @@ class Visit:
                 raise
             before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF)
             if before.why.reason == INVALID:
-                error.why = before.why  # most likely it is ours, and expect() has failed
+                error.why = before.why  # it is ours: expect() has failed when it was created
             else:
                 error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             raise
@@ -1405,12 +1407,13 @@ class Visit:
             if is_stale:
                 error.why = Reason(PENDING, str(error))
                 until = now
-            if is_stale or error.is_lost:
+            if is_stale or error.is_lost:  # which may have taken effect
                 self.this.is_cut = True
         back_offs[key] = BackOff(until, delay, error)
         if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
-            if not error.outage and before.why.reason in ("", PENDING):  # else it has been said
+            # An outage is said by report(), and a failure only when it is new.
+            if not error.outage and before.why.reason in ("", PENDING):
                 log.warning("milvus %s: the %s failed: %s", full_name(self.milvus), key[0], error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1441,6 +1444,7 @@ class Visit:
             return
         self.this.outcomes.append(STATUS_UPDATED)
         before = condition_of(self.milvus, "Reconciled")
+        # That a new Milvus is fine is no news.
         if reconciled["message"] != before.get("message", MATCHING):
             is_warning = reconciled["status"] == "False"
             self.say(reconciled["reason"], reconciled["message"], is_warning)
@@ -1510,7 +1514,7 @@ class Operator:
             self.cluster.renew()
             tasks = []
             for visit in self.observe(this):
-                # In any way: even an event may hang.
+                # Whatever it was: even an event may hang.
                 has_failed = any(b.error for b in visit.memory.back_offs.values())
                 pool = self.second_tries if has_failed else self.first_tries
                 task = pool.submit(visit.attempt, VISIT, visit.serve)
@@ -1548,11 +1552,12 @@ class Operator:
             visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
         this.deadline = this.listed + max(MIN_ACTING, 5 * (this.listed - this.started))
-        if self.cluster.dry_run:  # no later pass could tell what is left
-            this.deadline += 1e6  # never
-        self.list_delay = min(max(1, 2 * self.list_delay), 30)
+        if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
+            this.deadline += 1e6
         if this.unlisted < len(self.cluster.lists) * len(self.namespaces):
             self.list_delay = 0
+        else:
+            self.list_delay = min(max(1, 2 * self.list_delay), 30)
         self.is_ready |= not this.unlisted
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
         return sorted(needed, key=lambda v: (v.memory.settled in ((), v.versions), v.memory.wake))
@@ -1604,7 +1609,7 @@ class Operator:
         due = this.started + self.next_pass(this)
         concurrent.futures.wait(list(self.tasks), due - self.clock())
         for task in self.tasks:
-            if task.cancel() or not task.done():
+            if task.cancel() or not task.done():  # cancelled, also above, or still running
                 this.is_cut = True
 
     def report(self, this: Pass) -> None:
@@ -1633,7 +1638,7 @@ class Operator:
 
 
 class Health(metrics.MetricsHandler):
-    """`/healthz`: the loop makes progress. `/readyz`: all was listed. Any other path: metrics."""
+    """`/healthz`: the loop makes progress. `/readyz`: all has been listed. Other paths: metrics."""
 
     operator: Operator
     timeout = 5  # seconds for a client to send its request

@@ -175,6 +175,22 @@ def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else
     assert world.reason() == "Reconciled"
 
 
+def test_growth_that_a_quota_rejects_delays_nothing_else() -> None:
+    """Not even with `--once`, which remembers nothing of an earlier run."""
+    world = bound(20)
+    words = 'persistentvolumeclaims "data-x-0" is forbidden: exceeded quota: a'
+    world.server.refuse("patch", CLAIMS, 403, words)
+    grow(world)
+    world.server.fail("x-18")
+    world.remove("pods", "x-19")
+    assert not world.operator.run_once()
+    assert "x-19" in world.pods()
+    world.server.finish_deletions()
+    assert not world.new_operator().run_once()
+    assert len(world.pods()) == 20
+    assert world.reason() == "QuotaExceeded"
+
+
 def test_volumes_grow_on_a_real_api_server_if_their_class_allows_it(
     kube: Kube, operator: mo.Operator
 ) -> None:
