@@ -491,18 +491,18 @@ def overlay(base: Obj, over: Obj) -> Obj:
     return merged
 
 
-def overlay_list(field: str, base: list[Obj], over: list[Any]) -> list[Any]:
+def overlay_list(key: str, base: list[Obj], over: list[Any]) -> list[Any]:
     """A list of named things laid over ours: first those of ours that it does not name."""
 
     def id_of(item: Any) -> str:
-        name = str(item.get(MERGE_KEYS[field]))
-        return setting(name) if field == "env" else name
+        name = str(item.get(MERGE_KEYS[key]))
+        return setting(name) if key == "env" else name
 
     below = {id_of(item): item for item in base}
     merged = []
     for item in over:
         covered = below.pop(id_of(item), None)
-        if covered is None or field in ("env", "volumes"):  # merged, they would have two sources
+        if covered is None or key in ("env", "volumes"):  # merged, they would have two sources
             merged.append(item)
         else:
             merged.append(overlay(covered, item))
@@ -1475,9 +1475,7 @@ class Operator:
         self.first_tries = ThreadPoolExecutor(max(1, self.workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.first_tries
         self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
-        self.memories: dict[
-            str | None, dict[str, Memory]
-        ] = {}  # by namespace, by UID of the Milvus
+        self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, then by UID
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
@@ -1729,12 +1727,8 @@ SETTINGS = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h",
 @click.command(context_settings=SETTINGS | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option(
-    "--interval", default=5.0, callback=seconds, help="Seconds from one pass to the next."
-)
-@click.option(
-    "--once", is_flag=True, help="Do what can be done now, then exit: with 1 if it failed."
-)
+@click.option("--interval", default=5.0, callback=seconds, help="Longest time between two passes.")
+@click.option("--once", is_flag=True, help="Do what can be done now, then exit; 1 means failure.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
