@@ -25,7 +25,7 @@ def fails(process: Command, code: int, words: str) -> None:
 
 # --- Options ---
 @pytest.mark.platform
-def test_wrong_usage_exits_2_and_questions_get_answers() -> None:
+def test_wrong_usage_exits_2_and_its_questions_are_answered() -> None:
     for arguments, code, message in (
         ("-A -n a", 2, "-A cannot be combined with -n"),
         ("--interval nan", 2, "must be a number of seconds greater than 0"),

@@ -25,7 +25,7 @@ ACTIONS = {
     "2: x-0 ending, x-1 failed ending": "",
     "2: x-0 failed old, x-1 succeeded": "replace x-0, restart x-1",
     # Whose pods they are.
-    "1: x-0, x-1 stranger, x-2 of-y": "",
+    "1: x-0, x-1 of-web, x-2 of-y": "",
     "1: x-0 unmanaged": "",
     "1: x-1 orphan old, x-0 orphan unnumbered": "adopt x-0, adopt x-1",
     "2: x-0 loose, x-1 earlier": "adopt x-0, create x-1",
@@ -82,10 +82,10 @@ def test_only_an_unscheduled_pod_is_replaced_when_its_claim_is_gone() -> None:
 # --- Whose pod it is ---
 # The pod that has the name of a desired one: the reason why that cannot be created.
 WHOSE = {
-    "x-0 stranger": "NameConflict: pod x-0 already exists and belongs to ReplicaSet web, so the",
+    "x-0 of-web": "NameConflict: pod x-0 already exists and belongs to ReplicaSet web, so the",
     "x-1 of-y": "NameConflict: pod x-1 already exists and belongs to Milvus y, so the",
     "x-2 orphan unlabelled": "NameConflict: pod x-2 already exists and has no controller, so the",
-    "x-0 stranger ending": "Pending: ",
+    "x-0 of-web ending": "Pending: ",
     "x-0 earlier": "Pending: ",
     "x-0 orphan": "Pending: ",
     "x-0 loose": "Pending: ",
@@ -196,7 +196,7 @@ def test_the_status_keeps_conditions_of_others_and_the_times_of_ours() -> None:
 COUNTS = {
     "x-0, x-1 failed, x-2 ending": "2 1 2 x-0 x-1",
     "x-0 old, x-1 starting, x-2 old starting": "3 1 1 x-0 x-1 x-2",
-    "x-10, x-9, x-2 stranger, x-1 orphan": "2 2 2 x-9 x-10",
+    "x-10, x-9, x-2 of-web, x-1 orphan": "2 2 2 x-9 x-10",
 }
 
 
@@ -327,11 +327,11 @@ for words in (ANONYMOUS, USER, OWNER, QUOTA, FORBIDDEN[4:] + USER, FORBIDDEN[4:]
 def test_what_the_server_says_is_told_apart_from_a_users_words(response: str, meaning: str) -> None:
     world = World(created("x"))
     code, _, message = response.partition(" ")
-    world.server.refuse("create", "pods", int(code), message)
+    world.server.reject("create", "pods", int(code), message)
     world.passes()
     text = " ".join(message.split())[:900]
     assert text in world.message()
-    outages = [line for line in world.troubles if not line.startswith("milvus test/x: ")]
+    outages = [line for line in world.warnings if not line.startswith("milvus test/x: ")]
     if meaning in (*STALLED, "APIError"):
         assert world.reason() == meaning
         assert outages == []

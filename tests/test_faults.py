@@ -10,7 +10,7 @@ import pytest
 
 from local.controlplane import ControlPlane
 from tests.lib.chaos import FAULTS, Faults, Kills, Recorder, Users
-from tests.lib.judge import STRANGER, Judge, Obj
+from tests.lib.judge import OTHERS_IMAGE, Judge, Obj
 from tests.lib.kit import Command, Kube, kubeconfig, new_namespace, new_operator, new_wire
 from tests.lib.wire import Wire
 from tools.soak import soak
@@ -114,8 +114,8 @@ STORIES = {
     "x ending, x-0, x-0 gone": "",
     "x new, x-0, x-0 gone": "",
     "still-0, still-0 deleted": "no user touched it",
-    "x-2 stranger, x-2 stranger gone": "a stranger was deleted",
-    "x-2 stranger, x-2 stranger orphan": "ownerReferences changed",
+    "x-2 of-web, x-2 of-web gone": "a pod of another owner was deleted",
+    "x-2 of-web, x-2 of-web orphan": "ownerReferences of a pod",
     "data-x-0 claim, data-x-0 claim gone": "a claim was deleted",
     "rolled, rolled-0, rolled-1, rolled-2, rolled-2 deleted, rolled-2 new, rolled-1 deleted": "",
     "rolled, rolled-0, rolled-1, rolled-2 down, rolled-2 down deleted": "",
@@ -142,7 +142,7 @@ def stored(name: str, *words: str) -> Obj:
         metadata["ownerReferences"] = [{"controller": True, "name": owner, "uid": f"of-{owner}"}]
     ready = {"type": "Ready", "status": "False" if "down" in words else "True"}
     obj["status"] = {"phase": "Running", "conditions": [ready]}
-    obj["spec"] = {"containers": [{"image": STRANGER if "stranger" in words else "milvus:1"}]}
+    obj["spec"] = {"containers": [{"image": OTHERS_IMAGE if "of-web" in words else "milvus:1"}]}
     return obj
 
 

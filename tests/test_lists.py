@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from urllib3 import HTTPResponse
 
-from tests.lib.front import Obj, Request, answer
+from tests.lib.front import Obj, Request, http_response
 from tests.lib.world import World, at_rest, milvus
 
 
@@ -18,7 +18,7 @@ def relist(world: World, resource: str, write: Callable[[Obj], bytes]) -> None:
     """From now on, the server writes its lists in another way."""
 
     def do(request: Request) -> HTTPResponse:
-        return answer(200, write(json.loads(world.server.served(request).data)))
+        return http_response(200, write(json.loads(world.server.served(request).data)))
 
     world.server.when("list", resource, do)
 
@@ -68,7 +68,7 @@ def test_large_pods_are_listed_in_small_pages_within_300_mib() -> None:
     text = b'"%b"' % (b"x" * (1300 << 10) + "😀".encode())
     world = World()
     assert memory_of_lists(world, "pods", pods, text) < 200
-    assert world.troubles == []
+    assert world.warnings == []
     asked = [request.query for request in world.requests("list", "pods")]
     assert "1" in {query["limit"] for query in asked}
     assert int(asked[-1]["limit"]) > 4, "the last pods are small"
@@ -97,7 +97,7 @@ def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
     world.passes(3)
     assert "y-0" in world.pods()
     assert world.reason("y") == "Reconciled"
-    assert all(line.startswith("milvus test/deep: ") for line in world.troubles)
+    assert all(line.startswith("milvus test/deep: ") for line in world.warnings)
 
 
 @pytest.mark.parametrize("options", [{"indent": 2}, {"separators": (" ,  ", " : ")}])
@@ -111,7 +111,7 @@ def test_a_list_is_read_in_any_notation(options: Obj) -> None:
     world.operator = world.new_operator()
     world.passes()
     assert world.writes() == []
-    assert world.troubles == []
+    assert world.warnings == []
 
 
 @pytest.mark.parametrize("cut", [2, 40, 150, 1000])
@@ -126,7 +126,7 @@ def test_a_list_whose_last_page_ends_early_is_not_used(cut: int) -> None:
     relist(world, "milvuses", write)
     world.operator = world.new_operator()
     assert not world.operator.run_once()
-    (line,) = world.troubles
+    (line,) = world.warnings
     assert line.startswith("requests to http://memory fail: ")
     assert world.writes() == []
 
@@ -134,9 +134,9 @@ def test_a_list_whose_last_page_ends_early_is_not_used(cut: int) -> None:
 @pytest.mark.parametrize("body", [b'{"items": [{}]}', b'{"items": [7]}', b"[]", b"<html>"])
 def test_an_odd_list_does_not_stop_the_loop(body: bytes) -> None:
     world = at_rest(milvus("x"))
-    rule = world.server.when("list", "pods", lambda _: answer(200, body))
+    rule = world.server.when("list", "pods", lambda _: http_response(200, body))
     world.passes(2)
-    assert len(world.troubles) == 1, "once, and in one line"
+    assert len(world.warnings) == 1, "once, and in one line"
     assert world.writes() == []
     world.server.rules.remove(rule)
     world.passes()

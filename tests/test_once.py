@@ -14,12 +14,12 @@ STORED = {"size": "1Gi"}
 def test_once_retries_conflicts_but_not_forever() -> None:
     """As about a quota, which many creates change at the same time."""
     world = World(milvus(replicas=30))
-    world.server.refuse("create", "pods", 409, "modified", "Conflict", times=31)
+    world.server.reject("create", "pods", 409, "modified", "Conflict", times=31)
     assert world.operator.run_once()
     assert len(world.pods()) == 30
     assert world.status("x")["replicas"] == 30
     world.remove("pods", "x-1")
-    world.server.refuse("create", "pods", 409, "modified", "Conflict")
+    world.server.reject("create", "pods", 409, "modified", "Conflict")
     assert not world.operator.run_once()
     assert world.message() == "modified"
 
@@ -55,7 +55,7 @@ def test_once_fails_when_a_milvus_or_a_list_does(verb: str, resource: str, code:
     world = at_rest(stored, milvus("y"))
     world.change("x", replicas=3)
     world.change("y", replicas=0)
-    world.server.refuse(verb, resource, code, "not now")
+    world.server.reject(verb, resource, code, "not now")
     for _ in range(2):
         assert not world.operator.run_once()
         assert not world.new_operator().run_once()
@@ -69,7 +69,7 @@ def test_once_fails_if_the_configuration_cannot_be_loaded() -> None:
     error = OSError("no token")
     world.operator.cluster.hook = Mock(side_effect=error)
     assert not world.operator.run_once()
-    assert world.troubles == ["the configuration cannot be loaded: no token"]
+    assert world.warnings == ["the configuration cannot be loaded: no token"]
 
 
 def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
@@ -77,9 +77,9 @@ def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
     world = World(milvus(replicas=4))
     server = world.server
     server.delay("create", "pods", 10)
-    server.refuse("create", "pods", 500, "no", "InternalError", name="x-0")
+    server.reject("create", "pods", 500, "no", "InternalError", name="x-0")
     for name in ("x-1", "x-2"):
-        server.refuse("create", "pods", 504, "no response", name=name)
+        server.reject("create", "pods", 504, "no response", name=name)
     assert not world.operator.run_once()
     assert world.names("create", "pods") == ["x-0", "x-1", "x-2", "x-3"]
     assert world.pods() == ["x-3"]
@@ -89,7 +89,7 @@ def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
 def test_once_waits_for_a_write_that_fails_in_a_later_pass() -> None:
     world = World(milvus())
     with world.hanging("create", "pods") as hung:
-        world.server.refuse("create", "pods", 504, "too late")
+        world.server.reject("create", "pods", 504, "too late")
 
         def release(_: object) -> None:
             if len(world.requests("list", "pods")) == 4:
@@ -126,7 +126,7 @@ def test_a_dry_run_writes_nothing_and_says_once_what_would_be_done_however_long_
     world.change("x", replicas=1, image="milvus:2")
     server.fail("z-0")
     server.delay("delete", "pods", 100)
-    server.refuse("create", "pods", 422, "no", name="y-0")
+    server.reject("create", "pods", 422, "no", name="y-0")
     before = dict(server.objects)
     world.operator = world.new_operator(dry_run=True)
     world.forget()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import milvus_operator as mo
-from tests.lib.front import ERRORS, Request, answer
-from tests.lib.judge import STRANGER
+from tests.lib.front import ERRORS, Request, http_response
+from tests.lib.judge import OTHERS_IMAGE
 from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
@@ -74,7 +74,7 @@ class Run:
             failure = self.dice.choice([*ERRORS.values()])
             raise failure()
         if happened == 1:
-            return answer(500, {"message": "not now"})
+            return http_response(500, {"message": "not now"})
         return None
 
     def ready(self, _: object) -> None:
@@ -121,7 +121,7 @@ def test_replicas_come_to_the_same_end_and_touch_nothing_of_others(
     run.make()
     assert run.harm == []
     assert world.pods() == ["x-0", "x-1", "x-2", "y-0", "y-1", "y-2"]
-    assert world.images() == ["milvus:1"] * 5 + [STRANGER]
+    assert world.images() == ["milvus:1"] * 5 + [OTHERS_IMAGE]
     for name in "xy":
         assert world.reason(name, "Ready") == "Ready"
     assert world.uid("y-2") == before

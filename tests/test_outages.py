@@ -34,13 +34,13 @@ def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str,
     world = at_rest(milvus())
     good, bad = counted()
     if code:
-        world.server.refuse("list", resource, code, message)
+        world.server.reject("list", resource, code, message)
     else:  # in other words each time
         world.server.fault("list", resource, "unreachable", times=2)
         world.server.fault("list", resource, "timeout")
     world.change("x", replicas=3)
     world.passes(5)
-    (told,) = world.troubles
+    (told,) = world.warnings
     assert told.startswith(line)
     assert counted() == [good, bad + 5]
     world.server.rules.clear()
@@ -51,7 +51,7 @@ def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str,
 
 def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
     world = World(interval=5)
-    rule = world.server.refuse("list", "*", 500, "not now")
+    rule = world.server.reject("list", "*", 500, "not now")
     world.run(200)
     waits = world.times("list", "pods")
     for wait, most in zip(waits, [1, 2, 4, 8, 16, 30, 30], strict=False):
@@ -65,7 +65,7 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
 def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -> None:
     good = milvus("y", "good")
     world = World(milvus("x", "bad"), good, namespaces=["bad", "good"])
-    world.server.refuse("list", "pods", 403, NO_LIST, namespace="bad")
+    world.server.reject("list", "pods", 403, NO_LIST, namespace="bad")
     world.run(200)
     assert world.run(20) == [0, 5, 10, 15]
     assert world.pods() == ["y-0"]
@@ -80,11 +80,11 @@ def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -
 def test_a_missing_permission_is_one_clear_line_until_no_milvus_needs_it() -> None:
     several = [milvus(name, replicas=8) for name in "abcde"]
     world = World(*several, interval=1)
-    rule = world.server.refuse("create", "pods", 403, NO_CREATE)
+    rule = world.server.reject("create", "pods", 403, NO_CREATE)
     good, bad = counted()
     world.passes(3)
     said = "not allowed to create pods in namespace test"
-    told = [line for line in world.troubles if "milvus test/" not in line]
+    told = [line for line in world.warnings if "milvus test/" not in line]
     assert told == [f"{said}: {NO_CREATE} (see the role in deploy.yaml)"]
     assert rule.hits == 15, "one try for each Milvus in a pass"
     assert metric("milvuses", state="failed") == 5
@@ -102,12 +102,12 @@ def test_a_missing_permission_is_one_clear_line_until_no_milvus_needs_it() -> No
 def test_a_webhook_that_denies_a_milvus_with_code_401_does_not_reject_the_credentials() -> None:
     world = World(milvus(), milvus("y"))
     denial = 'admission webhook "a.b" denied the request: no'
-    world.server.refuse("create", "pods", 401, denial, name="x-0")
+    world.server.reject("create", "pods", 401, denial, name="x-0")
     good, bad = counted()
     world.passes(4)
     assert world.pods() == ["y-0"]
     assert counted() == [good + 4, bad]
-    assert world.troubles == [f"milvus test/x: {denial}"]
+    assert world.warnings == [f"milvus test/x: {denial}"]
 
 
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPa
         patch.setattr(threading.Thread, "start", failing)
         world.run(20)
         assert not world.operator.run_once()
-    (line,) = world.troubles
+    (line,) = world.warnings
     assert line.startswith("a pass failed: unexpected RuntimeError, please report this bug: ")
     assert counted()[0] == good
     world.run(20)
@@ -139,7 +139,7 @@ def test_a_bug_delays_no_other(function: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mo, function, failing)
     world.passes(10)
     assert "y-0" in world.pods()
-    (line,) = world.troubles
+    (line,) = world.warnings
     assert "test/x: " in line
     assert "unexpected ZeroDivisionError, please report this bug: failing:" in line
     assert "hunter2" not in line
@@ -150,14 +150,14 @@ def test_events_that_are_not_allowed_are_no_problem_of_a_milvus_and_the_last_ten
     """A changed spec does not end the outage."""
     world = World(milvus())
     words = 'events is forbidden: User "x" cannot create resource "events"'
-    rule = world.server.refuse("create", "events", 403, words)
+    rule = world.server.reject("create", "events", 403, words)
     for replicas in range(15):
         world.change("x", replicas=replicas)
         world.passes(2)
     assert rule.hits < 10, "they back off"
     assert world.operator.run_once()
     said = "not allowed to create events in namespace test"
-    assert world.troubles == [f"{said}: {words} (see the role in deploy.yaml)"]
+    assert world.warnings == [f"{said}: {words} (see the role in deploy.yaml)"]
     assert f"resolved: {said}" not in world.log
     rule.times = 0
     world.clock.advance(300)

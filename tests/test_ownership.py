@@ -20,7 +20,7 @@ def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None
     world = World(milvus(replicas=3), others, interval=10)
     before = world.uid("x-1")
     words = 'pods "x-1" is forbidden: User "u" cannot get resource "pods" in API group ""'
-    world.server.refuse("get", "pods", 403, words, times=2)
+    world.server.reject("get", "pods", 403, words, times=2)
     world.passes(3)
     assert world.pods() == ["x-0", "x-1", "x-2"]
     assert world.message() == words

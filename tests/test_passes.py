@@ -155,7 +155,7 @@ def test_writes_that_failed_and_hang_leave_workers_to_others(resource: str, work
     """As behind a webhook that fails after its timeout."""
     several = [milvus(f"bad{number}") for number in range(40)]
     world = World(*several, workers=workers)
-    rule = world.server.refuse("create", resource, 500, "not now", "InternalError")
+    rule = world.server.reject("create", resource, 500, "not now", "InternalError")
     world.passes(3)
     rule.times = 0
     with world.hanging("create", resource) as hung:

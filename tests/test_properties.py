@@ -131,7 +131,7 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
     x["spec"] = copy.deepcopy(any_spec)
     world.passes(2)
     assert world.reason("y") == "Reconciled"
-    assert all(line.startswith("milvus test/x: ") for line in world.troubles)
+    assert all(line.startswith("milvus test/x: ") for line in world.warnings)
     for sent in world.requests("create", "pods"):
         body = sent.body
         if sent.name != "y-0":

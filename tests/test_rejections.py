@@ -24,12 +24,12 @@ EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
 )
 def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[int], why: str) -> None:
     world = World(milvus(), interval=waits[0])
-    world.server.refuse("create", "pods", code, "not now", reason)
+    world.server.reject("create", "pods", code, "not now", reason)
     world.passes(92)
     assert world.times("create", "pods")[:6] == waits
     assert world.reason() == why
     assert (world.reason(kind="Stalled") == why) == (waits == REJECTED)
-    assert world.troubles == ["milvus test/x: not now"]
+    assert world.warnings == ["milvus test/x: not now"]
 
 
 def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
@@ -37,8 +37,8 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     world = World(milvus(replicas=2), interval=9, workers=1)
     server = world.server
     slow = server.delay("create", "pods", 5, name="x-1", times=0)
-    server.refuse("create", "pods", 422, "never", name="x-0")
-    server.refuse("create", "pods", 500, "not now", "InternalError", name="x-1")
+    server.reject("create", "pods", 422, "never", name="x-0")
+    server.reject("create", "pods", 500, "not now", "InternalError", name="x-1")
     world.passes()
     slow.times = 1
     world.operator.run_pass()
@@ -52,7 +52,7 @@ def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     """It would reject all other pods, too."""
     world = at_rest(milvus(replicas=5))
     server = world.server
-    rule = server.refuse("create", "pods", 403, EXCEEDED)
+    rule = server.reject("create", "pods", 403, EXCEEDED)
     world.change("x", replicas=1000)
     for name in ("x-0", "x-1", "x-2"):
         world.remove("pods", name)
@@ -71,7 +71,7 @@ def test_a_rejected_delete_delays_no_create() -> None:
     """Neither that of another pod, nor of the same one when it has gone."""
     world = at_rest(milvus(replicas=3))
     denied = 'pods is forbidden: User "x" cannot delete resource "pods" in API group ""'
-    world.server.refuse("delete", "pods", 403, denied)
+    world.server.reject("delete", "pods", 403, denied)
     world.server.fail("x-1")
     world.remove("pods", "x-2")
     world.passes(20)
@@ -114,8 +114,8 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
 def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milvus() -> None:
     world = at_rest(milvus())
     server = world.server
-    server.refuse("patch", "milvuses/status", 409, "modified", "Conflict", times=2)
-    rule = server.refuse("patch", "milvuses/status", 403, "denied by a webhook")
+    server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=2)
+    rule = server.reject("patch", "milvuses/status", 403, "denied by a webhook")
     world.change("x", replicas=2)
     for number in range(30):
         server.set_pod("x-0", ready=number % 2 == 1)
@@ -124,7 +124,7 @@ def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milv
     waits = world.times("patch", "milvuses/status")
     assert waits[-3:] == [10, 20, 40]
     told = "milvus test/x: the status update failed: denied by a webhook"
-    assert world.troubles == [told]
+    assert world.warnings == [told]
     assert metric("milvuses", state="failed") == 1
     rule.times = 0
     world.change("x", replicas=1)
@@ -159,4 +159,4 @@ def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
     server.when("patch", "milvuses/status", remove)
     server.set_pod("x-0", ready=False)
     world.passes(2)
-    assert world.troubles == []
+    assert world.warnings == []

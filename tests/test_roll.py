@@ -3,7 +3,7 @@
 import pytest
 from urllib3 import HTTPResponse
 
-from tests.lib.front import Refused, Request, answer
+from tests.lib.front import Rejected, Request, http_response
 from tests.lib.world import World, at_rest, milvus, pod
 
 
@@ -85,14 +85,14 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
     world = at_rest(milvus(replicas=3))
 
     def reject(request: Request) -> HTTPResponse:
-        return answer(422, Refused(422, "Invalid", f"{request.name} is bad").status)
+        return http_response(422, Rejected(422, "Invalid", f"{request.name} is bad").status)
 
     rule = world.server.when("create", "pods", reject)
     world.change("x", image="bad")
     world.passes(10)
     assert deleted(world) == []
     assert rule.hits == 9, "before the deletion of each, with back-off"
-    assert world.troubles == ["milvus test/x: x-0-check is bad"]
+    assert world.warnings == ["milvus test/x: x-0-check is bad"]
     assert all(request.dry_run for request in world.requests("create", "pods"))
     world.server.set_pod("x-0", ready=False)
     world.clock.advance(300)
@@ -107,7 +107,7 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
 def test_a_roll_passes_a_pod_whose_delete_is_rejected() -> None:
     world = outdated(4)
     for name in ("x-3", "x-2"):
-        world.server.refuse("delete", "pods", 500, "a webhook fails", "InternalError", name=name)
+        world.server.reject("delete", "pods", 500, "a webhook fails", "InternalError", name=name)
     world.run(30)
     assert {*deleted(world)} == {"x-3", "x-2", "x-1"}, "it waits for the new x-1"
     world.live(60)
@@ -119,9 +119,9 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() ->
     """The lists still show the pod as Ready, and the spec may have changed since."""
     world = outdated(3)
     server = world.server
-    server.refuse("delete", "pods", 504, "the webhook still thinks", name="x-2")
+    server.reject("delete", "pods", 504, "the webhook still thinks", name="x-2")
     world.passes(3)
-    rule = server.refuse("create", "pods", 422, "the check is rejected")
+    rule = server.reject("create", "pods", 422, "the check is rejected")
     world.change("x", image="milvus:3")
     world.passes(3)
     rule.times = 0
@@ -137,7 +137,7 @@ def test_broken_pods_whose_deletes_fail_do_not_block_a_roll() -> None:
     world = outdated(3)
     for name in ("x-0", "x-1"):
         world.server.set_pod(name, ready=False)
-        world.server.refuse("delete", "pods", 504, "no", name=name)
+        world.server.reject("delete", "pods", 504, "no", name=name)
     world.run(40)
     assert deleted(world).count("x-2") == 1
     world.live(20)
@@ -153,6 +153,6 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
     world.server.when("delete", "pods", run, times=1)
     world.passes()
     assert world.uids() == before
-    assert world.troubles == []
+    assert world.warnings == []
     world.settle()
     assert deleted(world) == ["x-0", "x-1", "x-0"]

@@ -96,5 +96,5 @@ def test_a_new_milvus_gets_neither_the_status_nor_the_problem_of_an_earlier_one(
     world.passes()
     assert world.status("x") == {"observedGeneration": -1}
     world.passes()
-    assert world.troubles == []
+    assert world.warnings == []
     assert world.reason(kind="Ready") == "Ready"

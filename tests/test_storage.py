@@ -52,7 +52,7 @@ def test_without_a_claim_there_is_no_pod_and_with_one_there_is_whatever_a_quota_
     """The API server checks the quota before it checks whether the claim exists."""
     world = World(milvus(replicas=3, **STORED))
     world.server.quota = {CLAIMS: 1}
-    world.server.refuse("create", "pods", 500, "not now", times=1)
+    world.server.reject("create", "pods", 500, "not now", times=1)
     world.passes(5)
     assert world.pods() == ["x-0"]
     assert world.reason() == "QuotaExceeded"
@@ -86,12 +86,12 @@ def test_an_unscheduled_pod_whose_claim_is_gone_is_replaced_claim_first() -> Non
     world.live(8)
     assert world.names("delete", "pods") == ["x-1"]
     assert [*claims(world)] == ["data-x-0", "data-x-1"]
-    assert world.troubles == []
+    assert world.warnings == []
 
 
 def test_pods_are_made_while_claims_cannot_be_listed() -> None:
     world = World(milvus(**STORED))
-    world.server.refuse("list", CLAIMS, 403, "no")
+    world.server.reject("list", CLAIMS, 403, "no")
     world.passes(5)
     unschedule(world, "x-0")
     world.run(60)
@@ -99,7 +99,7 @@ def test_pods_are_made_while_claims_cannot_be_listed() -> None:
     world.server.run_pods()
     world.run(60)
     assert world.reason(kind="Ready") == "Ready"
-    (line,) = world.troubles
+    (line,) = world.warnings
     assert line.startswith(f"cannot list {CLAIMS} in namespace test: ")
 
 
@@ -147,7 +147,7 @@ def test_only_our_bound_claims_that_are_smaller_and_desired_grow() -> None:
     world.passes(5)
     assert sizes(world) == "21Gi, 1Gi, 1Gi, 1Gi, 20Gi, 1Gi"
     assert world.names("patch", CLAIMS) == ["data-x-4", "data-x-4"]
-    assert world.troubles == []
+    assert world.warnings == []
     set_phase(world, "data-x-1", "Bound")
     world.passes(5)
     assert world.names("patch", CLAIMS)[2:] == ["data-x-1"]
@@ -156,7 +156,7 @@ def test_only_our_bound_claims_that_are_smaller_and_desired_grow() -> None:
 def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else() -> None:
     words = 'persistentvolumeclaims "data-x-0" is forbidden: the storageclass must support resize'
     world = bound(3)
-    rule = world.server.refuse("patch", CLAIMS, 403, words, name="data-x-0")
+    rule = world.server.reject("patch", CLAIMS, 403, words, name="data-x-0")
     grow(world)
     world.change("x", image="milvus:2")
     world.live(60)
@@ -166,7 +166,7 @@ def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else
     assert world.images() == ["milvus:2"] * 3
     assert world.reason(kind="Stalled") == "Forbidden"
     assert world.reason(kind="Ready") == "Ready"
-    assert world.troubles == [f"milvus test/x: {words}"]
+    assert world.warnings == [f"milvus test/x: {words}"]
     assert rule.hits == 5, "after 0, 10, 30, 70 and 150 seconds"
     rule.times = 0
     world.change("x", replicas=4)
@@ -179,7 +179,7 @@ def test_growth_that_a_quota_rejects_delays_nothing_else() -> None:
     """Not even with `--once`, which remembers nothing of an earlier run."""
     world = bound(20)
     words = 'persistentvolumeclaims "data-x-0" is forbidden: exceeded quota: a'
-    world.server.refuse("patch", CLAIMS, 403, words)
+    world.server.reject("patch", CLAIMS, 403, words)
     grow(world)
     world.server.fail("x-18")
     world.remove("pods", "x-19")

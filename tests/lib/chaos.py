@@ -16,7 +16,7 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from local.controlplane import ControlPlane
-from tests.lib.front import Refused
+from tests.lib.front import Rejected
 from tests.lib.judge import (
     ROLLED,
     Change,
@@ -48,23 +48,23 @@ ERRORS = {
 
 def error(code: int) -> Callable[[Handler], None]:
     """A fault that responds with an error in the API server's own format."""
-    status = Refused(code, ERRORS[code], f"injected {ERRORS[code]}").status
+    status = Rejected(code, ERRORS[code], f"injected {ERRORS[code]}").status
     body = json.dumps(status).encode()
-    return lambda handler: handler.answer(code, body, **{"Retry-After": "1"})
+    return lambda handler: handler.respond(code, body, **{"Retry-After": "1"})
 
 
 def cut(handler: Handler) -> None:
     """Reset the connection in the middle of the body."""
     data = handler.forward().data
     half = data[: len(data) // 2]
-    handler.answer(200, half, **{"Content-Length": str(len(data))})
+    handler.respond(200, half, **{"Content-Length": str(len(data))})
     handler.reset()
 
 
 def truncated(handler: Handler) -> None:
     response = handler.forward()
     half = response.data[: len(response.data) // 2]
-    handler.answer(response.status, half)
+    handler.respond(response.status, half)
 
 
 def hang(handler: Handler) -> None:
@@ -82,10 +82,10 @@ FAULTS: dict[str, Callable[[Handler], None]] = {
     "reset": Handler.reset,
     "reset in the body": cut,
     "truncated JSON": truncated,
-    "HTML with 200": lambda handler: handler.answer(200, HTML, "text/html"),
-    "HTML with 502": lambda handler: handler.answer(502, HTML, "text/html"),
-    "not a list": lambda handler: handler.answer(200, b"{}"),
-    "answer lost": lost,
+    "HTML with 200": lambda handler: handler.respond(200, HTML, "text/html"),
+    "HTML with 502": lambda handler: handler.respond(502, HTML, "text/html"),
+    "not a list": lambda handler: handler.respond(200, b"{}"),
+    "response lost": lost,
     "hang": hang,
     **{f"{code}": error(code) for code in ERRORS},
 }
@@ -154,7 +154,7 @@ class Kills:
         return True
 
 
-REFUSED = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
+FAILURES = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
 
 
 class Users:
@@ -181,7 +181,7 @@ class Users:
 
     def change(self) -> None:
         """Make one change; if the API server rejects it, so be it."""
-        with contextlib.suppress(*REFUSED):
+        with contextlib.suppress(*FAILURES):
             name = self.random.choice(self.names)
             self.changes += 1
             if self.changes % 10 == 0:
@@ -223,7 +223,7 @@ class Users:
 
     def settle_down(self) -> None:
         """Ask for good pods, and wait until there are."""
-        eventually(self.ask_for_good_pods, 30, ignoring=REFUSED)
+        eventually(self.ask_for_good_pods, 30, ignoring=FAILURES)
         eventually(self.are_served, 120, ignoring=(AssertionError,))
 
     def ask_for_good_pods(self) -> bool:
@@ -245,14 +245,14 @@ class Users:
                     self.delete(self.kube.pods, pod, gracePeriodSeconds=0)
         for name, milvus in self.present().items():
             image = milvus["spec"]["image"]
-            wanted = {f"{name}-{i}" for i in range(milvus["spec"]["replicas"])}
+            desired = {f"{name}-{i}" for i in range(milvus["spec"]["replicas"])}
             expected = {"Ready": "True", "Reconciled": "True"}
             if name in self.taken:
-                wanted.remove(self.taken[name])
+                desired.remove(self.taken[name])
                 expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
             ready = [pod for pod in pods if is_of(milvus, pod) and is_ready(pod)]
             images = {name_of(pod): image_of(pod) for pod in ready}
-            assert images == dict.fromkeys(wanted, image), name
+            assert images == dict.fromkeys(desired, image), name
             conditions = milvus["status"].get("conditions", ())
             said = {one["type"]: one["status"] for one in conditions}
             assert said == expected, name

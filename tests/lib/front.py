@@ -1,7 +1,7 @@
 """The front of a server in memory: it takes the requests of real clients, and responds.
 
 A client made by `Front.client()` is the real one down to its pool of connections, which is ours. A
-request is noted in the `journal`, and meets the rules (`refuse`, `fault`, `delay`, `when`), which
+request is noted in the `journal`, and meets the rules (`reject`, `fault`, `delay`, `when`), which
 may respond to it, or lose the response. `serve` does what it asks for.
 """
 
@@ -59,7 +59,7 @@ class Request:
         return self.plural, self.namespace, self.name
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The server rejects a request."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
@@ -98,7 +98,7 @@ class Clock:
 
 
 class Front:
-    serve: Callable[[Request], Obj]  # what the request asks for; it raises Refused
+    serve: Callable[[Request], Obj]  # what the request asks for; it raises Rejected
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -126,11 +126,11 @@ class Front:
         self.rules.append(rule)
         return rule
 
-    def refuse(
+    def reject(
         self, verb: str, resource: str, code: int, message: str = "", reason: str = "", **fits: Any
     ) -> Rule:
-        status = Refused(code, reason, message).status
-        return self.when(verb, resource, lambda request: answer(code, status), **fits)
+        status = Rejected(code, reason, message).status
+        return self.when(verb, resource, lambda request: http_response(code, status), **fits)
 
     def fault(self, verb: str, resource: str, error: str, **fits: Any) -> Rule:
         """No response: "unreachable", "reset" or "timeout"."""
@@ -165,9 +165,9 @@ class Front:
     def served(self, request: Request) -> HTTPResponse:
         with self.lock:
             try:
-                return answer(201 if request.verb == "create" else 200, self.serve(request))
-            except Refused as error:
-                return answer(error.code, error.status)
+                return http_response(201 if request.verb == "create" else 200, self.serve(request))
+            except Rejected as error:
+                return http_response(error.code, error.status)
 
 
 def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
@@ -199,7 +199,7 @@ class Pool(NamedTuple):
         return self.front.handle(request)
 
 
-def answer(code: int, body: Obj | bytes) -> HTTPResponse:
+def http_response(code: int, body: Obj | bytes) -> HTTPResponse:
     """A response: an object as JSON, or bytes as they are."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     reason = http.client.responses.get(code)

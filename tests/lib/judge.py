@@ -24,7 +24,7 @@ Objs = dict[tuple[str, str], Obj]  # by kind and name
 Change = tuple[int, str, Obj]  # revision; ADDED, MODIFIED or DELETED; the object
 QUIET = re.compile(r"(data-)?(still|stored)([-.].*)?")
 ROLLED = {f"rolled-{number}" for number in range(3)}
-STRANGER = "stranger:1"  # the image of pods of other owners
+OTHERS_IMAGE = "web:1"  # the image of pods of other owners
 NO_PATCH = "no patch may change this"
 # What an operator may ask for: what the body, as sorted JSON, must contain, or else what is wrong.
 REQUESTS = {
@@ -135,9 +135,9 @@ def fault_of(before: Obj, obj: Obj, is_gone: bool) -> str:
         return "a claim was deleted" if is_gone or is_ending(obj) else ""
     if QUIET.fullmatch(name_of(obj)):
         return "no user touched it"
-    if obj["kind"] == "Pod" and image_of(obj) == STRANGER:
+    if obj["kind"] == "Pod" and image_of(obj) == OTHERS_IMAGE:
         for key in ("labels", "annotations", "ownerReferences", "deletionTimestamp"):
             if obj["metadata"].get(key) != before["metadata"].get(key):
-                return f"a stranger's {key} changed"
-        return "a stranger was deleted" if is_gone else ""
+                return f"{key} of a pod of another owner changed"
+        return "a pod of another owner was deleted" if is_gone else ""
     return ""

@@ -76,7 +76,7 @@ OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
     "of-y": OURS | {"name": "y", "uid": "uid-of-y"},
-    "stranger": {
+    "of-web": {
         "kind": "ReplicaSet",
         "name": "web",
         "uid": "uid-of-web",

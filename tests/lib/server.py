@@ -11,7 +11,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.lib.front import STATUS, Front, Obj, Refused, Request
+from tests.lib.front import STATUS, Front, Obj, Rejected, Request
 from tests.lib.judge import is_ending
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
@@ -69,7 +69,7 @@ class MemoryServer(Front):
         body: Obj | None = None,
         namespace: str = NAMESPACE,
     ) -> Obj:
-        """A request of the test itself, past journal and rules. Raises Refused."""
+        """A request of the test itself, past journal and rules. Raises Rejected."""
         with self.lock:
             return self.serve(Request(verb, resource, namespace, name, body or {}))
 
@@ -120,7 +120,7 @@ class MemoryServer(Front):
 
     def find(self, request: Request) -> Obj:
         if request.key not in self.objects:
-            raise Refused(404, "NotFound", f"{title(request)} not found")
+            raise Rejected(404, "NotFound", f"{title(request)} not found")
         return self.objects[request.key]
 
     def page(self, request: Request) -> Obj:
@@ -161,7 +161,7 @@ class MemoryServer(Front):
         self.check_quota(request)
         if old := self.objects.get(request.key):
             ending = "object is being deleted: " if is_ending(old) else ""
-            raise Refused(409, "AlreadyExists", f"{ending}{title(request)} already exists")
+            raise Rejected(409, "AlreadyExists", f"{ending}{title(request)} already exists")
         return self.store(request, merge(obj, {"metadata": metadata}))
 
     def check_quota(self, request: Request) -> None:
@@ -170,7 +170,7 @@ class MemoryServer(Front):
             used = sum(not is_finished(obj) for obj in there)
             if used >= self.quota[request.plural]:
                 text = f"{title(request)} is forbidden: exceeded quota: there are {used}"
-                raise Refused(403, "Forbidden", text)
+                raise Rejected(403, "Forbidden", text)
 
     def patch(self, request: Request) -> Obj:
         old = self.find(request)
@@ -179,7 +179,7 @@ class MemoryServer(Front):
             raise conflict(title(request), f"{STALE} and try again")
         if (uid := new["metadata"]["uid"]) != old["metadata"]["uid"]:
             text = f'metadata.uid: Invalid value: "{uid}": field is immutable'
-            raise Refused(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
+            raise Rejected(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
         else:
@@ -250,8 +250,8 @@ def kind_title(request: Request) -> str:
     return title(request).replace(request.plural, KINDS[request.plural]["kind"], 1)
 
 
-def conflict(title: str, text: str) -> Refused:
-    return Refused(409, "Conflict", f"Operation cannot be fulfilled on {title}: {text}")
+def conflict(title: str, text: str) -> Rejected:
+    return Rejected(409, "Conflict", f"Operation cannot be fulfilled on {title}: {text}")
 
 
 def is_finished(obj: Obj) -> bool:

@@ -112,7 +112,7 @@ class Api(Wire):
         def fault(handler: Handler, verb: str, path: str) -> bool:
             if handler.headers.get("Authorization") == f"Bearer {token}":
                 return False
-            handler.answer(401, b"Unauthorized", "text/plain")
+            handler.respond(401, b"Unauthorized", "text/plain")
             return True
 
         self.fault = fault
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             handled = wire.fault and wire.fault(self, self.command, self.path)
             if not handled and not wire.over.is_set():
                 response = self.forward()
-                self.answer(response.status, response.data)
+                self.respond(response.status, response.data)
         except urllib3.exceptions.HTTPError:  # the API server is down
             self.reset()
 
@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wire.requests.append(Request(self.command, path, response.status, who))
         return response
 
-    def answer(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
+    def respond(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
         self.send_response(code)
         headers = {"Content-Type": kind, "Content-Length": str(len(body))} | more
         for key, value in headers.items():

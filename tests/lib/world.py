@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY
 
 import milvus_operator as mo
 from tests.lib.front import Obj, Request
-from tests.lib.judge import STRANGER, image_of
+from tests.lib.judge import OTHERS_IMAGE, image_of
 from tests.lib.server import NAMESPACE, MemoryServer
 
 gc.freeze()  # as the command does: passes collect garbage
@@ -44,7 +44,7 @@ def pod(name: str, **metadata: Any) -> Obj:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata | {"name": name},
-        "spec": {"containers": [{"name": "c", "image": STRANGER}]},
+        "spec": {"containers": [{"name": "c", "image": OTHERS_IMAGE}]},
     }
 
 
@@ -52,12 +52,12 @@ class Lines(logging.Handler):
     """Keeps what is logged as a list of texts, and what is wrong once more, for the last world."""
 
     texts: list[str]
-    troubles: list[str]
+    warnings: list[str]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
         if record.levelno >= logging.WARNING:
-            self.troubles.append(record.getMessage())
+            self.warnings.append(record.getMessage())
 
 
 LINES = Lines()
@@ -118,7 +118,7 @@ class World:
         self.settings = namespaces, interval, workers
         self.interval = interval
         self.log = LINES.texts = list[str]()
-        self.troubles = LINES.troubles = list[str]()
+        self.warnings = LINES.warnings = list[str]()
         mo.log.addHandler(LINES)
         for obj in objects:
             self.add(obj)
@@ -252,7 +252,7 @@ class World:
 
     def forget(self) -> None:
         """From now on, look only at what is new in the journal and the log."""
-        for seen in (self.server.journal, self.log, self.troubles):
+        for seen in (self.server.journal, self.log, self.warnings):
             seen.clear()
 
 
