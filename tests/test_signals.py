@@ -2,7 +2,6 @@
 
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.front import Request
-from tests.lib.kit import Start, output_of
+from tests.lib.kit import Start
 from tests.lib.wire import Api
 from tests.lib.world import milvus
 
@@ -36,28 +35,6 @@ def test_a_signal_ends_it_immediately(api: Api, start: Start, delay: float) -> N
     time.sleep(delay)
     assert process.stop() == 0, process.log
     assert "Traceback" not in process.log
-
-
-@pytest.mark.platform
-def test_a_signal_while_garbage_is_collected_is_not_lost(api: Api) -> None:
-    """An exception that a handler raises in a finalizer, as of an old connection, would be lost."""
-    code = """if True:
-        import logging, os, signal, weakref
-        import milvus_operator
-
-        class Garbage(logging.Handler):
-            def emit(self, record):
-                if "pass over" in record.getMessage():
-                    garbage = type("Cycle", (), {})
-                    weakref.finalize(garbage, os.kill, os.getpid(), signal.SIGTERM)
-
-        logging.getLogger("milvus_operator").addHandler(Garbage())
-        milvus_operator.main()
-    """
-    said = output_of(sys.executable, "-c", code, "-v", "--kubeconfig", api.kubeconfig(), timeout=60)
-    assert said.endswith("INFO    stopped\n")
-    assert said.count("pass over") == 1
-    assert "Traceback" not in said
 
 
 # How long a write takes, the signals, one second apart, the exit code, and the pods then.
