@@ -118,11 +118,3 @@ def test_a_missing_permission_is_named_once_and_everything_else_goes_on(
     for error, permission in zip(errors, affected, strict=True):
         assert error.startswith(f"not allowed to {permission} in namespace {kube.ns}: ")
         assert words in error
-    if affected in (["list pods"], ["list milvuses"]):
-        assert "x-1" not in kube.names(), "nothing is decided without both lists"
-        return
-    if verb not in ("create", "update"):
-        assert "kept-0" in kube.names()
-    if affected != ["patch milvuses/status"]:
-        milvus = kube.get()
-        assert milvus["status"]["observedGeneration"] == milvus["metadata"]["generation"]
