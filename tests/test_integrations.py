@@ -2,7 +2,6 @@
 status that the operator writes, Prometheus, and each sample on the API server."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import cel
@@ -139,23 +138,14 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: str) 
     assert all(selector == {"matchLabels": mo.selector_of(x)} for selector in selectors)
 
 
-def test_the_samples_have_the_password_the_memory_and_the_files_that_they_name() -> None:
-    containers = []
-    for sample in SAMPLES[2:]:
-        x = by_kind((TOP / f"{sample}.yaml").read_text())["Milvus"]
-        x["metadata"] |= {"namespace": "ns", "uid": "uid"}
-        containers += mo.new_pod(x, mo.spec_of(x), 0)["spec"]["containers"]
-    production, tls = containers
-    on = {"name": "common.security.authorizationEnabled", "value": "true"}
+def test_the_sample_for_production_sets_the_password_that_it_names() -> None:
+    x = by_kind((TOP / "samples/production.yaml").read_text())["Milvus"]
+    x["metadata"] |= {"namespace": "ns", "uid": "uid"}
+    (container,) = mo.new_pod(x, mo.spec_of(x), 0)["spec"]["containers"]
     key = {"secretKeyRef": {"name": "vectors-root", "key": "password"}}
     password = {"name": "common.security.defaultRootPassword", "valueFrom": key}
-    assert [one for one in production["env"] if one in (on, password)] == [on, password]
-    assert production["resources"]["limits"] == {"memory": "16Gi"}
-    env = {one["name"]: one.get("value", "") for one in tls["env"]}
-    assert env["common.security.tlsMode"] == "1"
-    mounts = [mount["mountPath"] for mount in tls["volumeMounts"]]
-    for name in ("tls.serverPemPath", "tls.serverKeyPath"):
-        assert str(Path(env[name]).parent) in mounts
+    assert {"name": "common.security.authorizationEnabled", "value": "true"} in container["env"]
+    assert password in container["env"]
 
 
 def test_sample_yaml_is_the_original_example() -> None:

@@ -111,10 +111,6 @@ class Server:
         """Run a program of a user; returns what it prints."""
         return output_of(f"{self.folder}/venv/bin/python", "-c", code, code=None, timeout=180)
 
-    def stop(self, signum: int, seconds: float) -> None:
-        self.process.send_signal(signum)
-        self.process.wait(seconds)
-
 
 @pytest.fixture
 def server(kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path) -> Iterator[Server]:
@@ -149,7 +145,8 @@ def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_i
     search = f"{connect}client.load_collection('demo')\n{rest[rest.index('print') :]}"
     grace = kube.all_pods()["x-0"]["spec"]["terminationGracePeriodSeconds"]
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        server.stop(signum, grace)
+        server.process.send_signal(signum)
+        server.process.wait(grace)
         server.start()
         assert server.run(search) == found, "also after a crash"
     written = {path.name for path in (server.home / "data").iterdir()}
