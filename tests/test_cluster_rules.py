@@ -1,5 +1,5 @@
-"""What only a real API server decides: validation, the original CRD, ends of namespaces, scheduling,
-what kubectl shows."""
+"""What only a real API server decides: validation, the original CRD, ends of namespaces,
+scheduling, what kubectl shows."""
 
 import json
 import os
