@@ -106,6 +106,7 @@ PASSING = {PENDING, "Creating", "Updating", "Terminating"}
 PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 EXISTS = "AlreadyExists"  # the reason of the API server's Status object
+STRIPPED = "Stripped"  # the same, of our own: admission has changed a pod
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -159,16 +160,12 @@ def controller_of(obj: Obj) -> Obj:
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
-def owner_uid(obj: Obj) -> str | None:
-    return controller_of(obj).get("uid")
-
-
 def template_hash_of(pod: Obj) -> str | None:
     return pod["metadata"].get("annotations", {}).get(TEMPLATE_HASH)
 
 
 def is_ending(obj: Obj) -> bool:
-    return bool(obj["metadata"].get("deletionTimestamp"))
+    return "deletionTimestamp" in obj["metadata"]
 
 
 def phase_of(pod: Obj) -> str:
@@ -269,7 +266,6 @@ def spec_of(milvus: Obj) -> Spec:
         settings=settings_of(template.get("milvusSpec", "")),
         template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
-    parse_quantity(spec.storage.get("size", 0))  # raises an error if it is not a quantity
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     new_pod(milvus, spec, 0)  # fail now, not half-way, if spec.pod cannot be laid over a pod
@@ -421,7 +417,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
     metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
     volume: Obj = {"name": "data", "emptyDir": {}}
-    if spec.storage:
+    if spec.storage.get("size"):
         claim = {"claimName": claim_name(milvus, ordinal)}
         volume = {"name": "data", "persistentVolumeClaim": claim}
     generated = {
@@ -467,7 +463,8 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def relied_on(pod: Obj) -> tuple[Any, ...]:
     """What the operator recognizes its pods by; admission may have stripped it from a new one."""
-    return owner_uid(pod), template_hash_of(pod), pick(labels_of(pod), SELECTING)
+    owner = controller_of(pod).get("uid")
+    return owner, template_hash_of(pod), pick(labels_of(pod), SELECTING)
 
 
 # --- spec.pod, laid over the generated pod ---
@@ -521,7 +518,11 @@ def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
 
 def members(milvus: Obj, pods: Objs) -> Objs:
     """Those of the pods with our names that this Milvus owns. Ownership is a UID."""
-    return {ordinal: pod for ordinal, pod in pods.items() if owner_uid(pod) == uid_of(milvus)}
+    return {
+        ordinal: pod
+        for ordinal, pod in pods.items()
+        if controller_of(pod).get("uid") == uid_of(milvus)
+    }
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
@@ -575,8 +576,7 @@ class BackOff(NamedTuple):
     @property
     def refused_until(self) -> float:
         """Until when it is refused. A lost request is not refused: it may still be carried out."""
-        is_refused = self.error is not None and not self.error.is_lost
-        return self.until if is_refused else -math.inf
+        return self.until if self.error and not self.error.is_lost else -math.inf
 
 
 BackOffs = Mapping[Key, BackOff]
@@ -632,8 +632,8 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     at a time, from the highest ordinal, and only while all pods that are up to date are Ready."""
     outdated = [
         ordinal
-        for ordinal in sorted({*range(spec.replicas)} & mine.keys(), reverse=True)
-        if is_outdated(mine[ordinal], spec) and not is_ending(mine[ordinal])
+        for ordinal, pod in sorted(mine.items(), reverse=True)
+        if ordinal < spec.replicas and is_outdated(pod, spec) and not is_ending(pod)
     ]
     serving = [ordinal for ordinal in outdated if may_serve(mine[ordinal])]
     for ordinal in outdated:
@@ -666,7 +666,7 @@ def why_not_ready(pod: Obj) -> Reason:
         return Reason(status.get("reason") or phase, status.get("message") or "")
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(kind) or []:
-            for state in (container.get("state") or {}).values():  # waiting, running or terminated
+            for state in container.get("state", {}).values():  # waiting, running or terminated
                 if state.get("reason") not in (None, "Completed"):
                     return Reason(state["reason"], state.get("message") or "")
     for kind in ("PodScheduled", "Ready"):
@@ -790,8 +790,10 @@ def by_gvr(
 ) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
     client = DynamicClient(api, discoverer=lambda client, cache_file: None)
-    options = {"name": plural, "namespaced": True, "client": client} | options
-    return Resource("apis" if group else "api", group, version, kind, **options)
+    prefix = "apis" if group else "api"
+    return Resource(
+        prefix, group, version, kind, name=plural, namespaced=True, client=client, **options
+    )
 
 
 def milvuses(api: ApiClient) -> Resource:
@@ -1018,7 +1020,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.dry_run_note = " (dry run)" if self.dry_run else ""
         self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
-        self.answered = self.clock()  # when a request last ended
+        self.progressed = self.clock()  # when a request last ended, or a pass began
         self.changed = self.clock()  # when a list last showed something new
         self.use(self.connect(self.context))
 
@@ -1078,7 +1080,7 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
-            self.answered = self.clock()
+            self.progressed = self.clock()
         failed.outage = self.outage(
             failed, f"{asked} {resource.name} in {place(where.get('namespace'))}"
         )
@@ -1132,7 +1134,7 @@ class Cluster:
         if relied_on(parse(b"[%b]" % body)[0]) != relied_on(pod):
             text = f"the owner reference, a label or the annotation {TEMPLATE_HASH} of pod"
             advice = "exempt the pods of this Milvus, and delete those that have been changed"
-            raise ApiError(422, f"a webhook or policy removes {text} {name_of(pod)}: {advice}")
+            raise ApiError(422, f"admission removes {text} {name_of(pod)}: {advice}", STRIPPED)
 
     def get_pod(self, pod: Obj) -> Obj:
         return parse(b"[%b]" % self.request("get", self.pods, pod))[0]
@@ -1189,7 +1191,7 @@ def place(namespace: str | None) -> str:
 
 def timestamp(precision: str = "seconds") -> str:
     """The time as Kubernetes writes it: RFC 3339, in UTC."""
-    return datetime.now(UTC).replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+    return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 # ---------- The loop: list, visit, wait ----------
@@ -1252,7 +1254,7 @@ class Visit:
     milvus: Obj
     pods: Objs
     claims: Objs
-    spec: Spec = field(default_factory=Spec)
+    spec: Spec = Spec()
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -1360,22 +1362,23 @@ class Visit:
         except ApiError as error:
             if error.reason != EXISTS:
                 raise
-            before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF)
-            if before.why.reason == INVALID:
-                error.why = before.why  # it is ours: expect() has failed when it was created
-            else:
-                error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
+            before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).error
+            if before and before.reason == STRIPPED:
+                raise before from None  # it is ours, as it was when it was created
+            error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
             raise
 
     def create_claim(self, ordinal: int) -> bool:
         """Make sure that a claim exists; returns whether it was created."""
         claim = new_claim(self.milvus, self.spec, ordinal)
         try:
-            self.cluster.request("create", self.cluster.claims, claim, body=claim)
-        except ApiError as error:
-            if error.reason != EXISTS:
-                raise
+            # One that is not labelled is not listed; a quota would reject a second one first.
+            self.cluster.request("get", self.cluster.claims, claim)
             return False
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        self.cluster.request("create", self.cluster.claims, claim, body=claim)
         self.done["claim", ""].append(name_of(claim))
         return True
 
@@ -1483,8 +1486,8 @@ class Operator:
 
     def is_alive(self) -> bool:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
-        idle = self.clock() - self.cluster.answered
-        return idle < max(self.interval, 30) + self.cluster.timeout + 10
+        idle = self.clock() - self.cluster.progressed
+        return idle < self.interval + self.cluster.timeout + 40
 
     def run(self) -> bool:
         """Make passes until the operator is to stop."""
@@ -1509,6 +1512,7 @@ class Operator:
     def run_pass(self, is_once: bool = False) -> Pass:
         """List everything, visit each Milvus that has something to do, wait, and report."""
         this = Pass(self.clock(), is_once)
+        self.cluster.progressed = this.started
         try:
             self.cluster.renew()
             tasks = []
@@ -1518,7 +1522,7 @@ class Operator:
                 pool = self.second_tries if has_failed else self.first_tries
                 task = pool.submit(visit.attempt, VISIT, visit.serve)
                 self.tasks[task] = uid_of(visit.milvus)
-                if pool is self.first_tries:
+                if not has_failed:
                     tasks.append(task)
             self.wait(this, tasks)
         except Unusable as error:
@@ -1699,6 +1703,7 @@ def start_log(verbose: bool, log_format: str) -> None:
     log.addHandler(handler)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+    urllib3.disable_warnings()  # of `insecure-skip-tls-verify`, before each request
 
 
 def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
@@ -1765,7 +1770,7 @@ def main(
     cluster = Cluster(lambda context: connect(kubeconfig, workers, context), **options)
     if not managed:
         # OLM sets the variable to an empty text for all namespaces.
-        everywhere = all_namespaces or "MILVUS_OPERATOR_NAMESPACE" in os.environ
+        everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
         managed = [None if everywhere else cluster.connection.namespace]
     operator = Operator(cluster, managed, interval, workers)
     where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"

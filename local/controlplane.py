@@ -274,7 +274,7 @@ apiVersion: v1
 kind: Config
 current-context: local
 contexts: [{{name: local, context: {{cluster: local, user: admin}}}}]
-clusters: [{{name: local, cluster: {{server: "https://127.0.0.1:{self.api}", {authority}}}}}]
+clusters: [{{name: local, cluster: {{server: "https://127.0.0.1:{self.api}", proxy-url: "", {authority}}}}}]
 users: [{{name: admin, user: {{token: "{token}"}}}}]
 """)
 

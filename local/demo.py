@@ -89,7 +89,9 @@ class Demo:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.number = 0
-        self.env = os.environ | {"KUBECONFIG": str(plane.kubeconfig())}
+        own = {"KUBECONFIG": str(plane.kubeconfig())}
+        # Without options that the user has set for another operator.
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("MILVUS_")} | own
         self.operator = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), "--interval", "1"],
             env=self.env,

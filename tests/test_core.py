@@ -132,7 +132,7 @@ def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
     assert found["Ready"] == found["Reconciled"] == found["Stalled"].replace("True", "False")
 
 
-WRONG = ["text", {"replicas": "3"}, {"storage": {"size": "large"}}, {"pod": {"spec": 7}}]
+WRONG = ["text", {"replicas": "3"}, {"storage": "large"}, {"pod": {"spec": 7}}]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

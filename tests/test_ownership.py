@@ -52,7 +52,7 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     new = world.add(milvus(replicas=3))
     world.settle()
     pods = world.server.all_of("pods")
-    assert {mo.owner_uid(pod) for pod in pods} == {mo.uid_of(new)}
+    assert {mo.controller_of(pod)["uid"] for pod in pods} == {mo.uid_of(new)}
     after = world.uids()
     kept = [name for name in after if after[name] == before[name]]
     assert kept == ["x-0", "x-2"]
@@ -87,7 +87,7 @@ def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None
     world.passes(3)
     assert world.reason() == "NameConflict"
     (left,) = world.server.all_of("pods")
-    assert mo.owner_uid(left) == "c"
+    assert mo.controller_of(left)["uid"] == "c"
 
 
 def test_a_pod_of_ours_that_lost_its_labels_is_a_conflict_that_says_what_to_restore() -> None:

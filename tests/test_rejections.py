@@ -102,7 +102,7 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     world = World(milvus())
     world.server.when("*", "pods", admit)
     world.passes(2)
-    assert "a webhook or policy removes" in world.message()
+    assert "admission removes" in world.message()
     assert not world.operator.run_once()
     world.passes(120)
     tries = [one for one in world.writes() if one.plural == "pods"]
