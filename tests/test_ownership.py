@@ -15,16 +15,11 @@ OTHER = {
 
 
 def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None:
-    """Also while the operator may not see whose it is."""
     others = pod("x-1", labels=LABELS, ownerReferences=[OTHER])
     world = World(milvus(replicas=3), others, interval=10)
     before = world.uid("x-1")
-    words = 'pods "x-1" is forbidden: User "u" cannot get resource "pods" in API group ""'
-    world.server.reject("get", "pods", 403, words, times=2)
-    world.passes(3)
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-    assert world.message() == words
     world.settle()
+    assert world.pods() == ["x-0", "x-1", "x-2"]
     assert world.reason(kind="Stalled") == "NameConflict"
     world.forget()
     world.remove("pods", "x-2")
@@ -87,18 +82,4 @@ def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None
     world.passes(3)
     assert world.reason() == "NameConflict"
     (left,) = world.server.all_of("pods")
-    assert mo.controller_of(left)["uid"] == "c"
-
-
-def test_a_pod_of_ours_that_lost_its_labels_is_a_conflict_that_says_what_to_restore() -> None:
-    world = at_rest(milvus(replicas=2))
-    before = world.uids()
-    lost = {mo.MANAGED_BY_LABEL: "somebody"}
-    world.patch("pods", "x-0", labels=lost)
-    world.settle()
-    assert world.reason() == "NameConflict"
-    assert mo.selector_text(milvus()) in world.message()
-    world.patch("pods", "x-0", labels=LABELS)
-    world.settle()
-    assert world.uids() == before
-    assert world.reason() == "Reconciled"
+    assert mo.owner_uid(left) == "c"

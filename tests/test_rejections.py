@@ -57,31 +57,11 @@ def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     for name in ("x-0", "x-1", "x-2"):
         world.remove("pods", name)
     server.fail("x-4")
-    world.passes(4)
-    assert rule.hits == 4
+    world.passes()
     assert world.names("delete", "pods") == ["x-4"]
+    world.passes(3)
+    assert rule.hits == 4
     assert world.reason(kind="Stalled") == "QuotaExceeded"
-    rule.times = 0
-    world.change("x", replicas=6)
-    world.settle()
-    assert len(world.pods()) == 6
-
-
-def test_a_rejected_delete_delays_no_create() -> None:
-    """Neither that of another pod, nor of the same one when it has gone."""
-    world = at_rest(milvus(replicas=3))
-    denied = 'pods is forbidden: User "x" cannot delete resource "pods" in API group ""'
-    world.server.reject("delete", "pods", 403, denied)
-    world.server.fail("x-1")
-    world.remove("pods", "x-2")
-    world.passes(20)
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-    world.remove("pods", "x-1")
-    world.passes()
-    assert world.pods() == ["x-0", "x-1", "x-2"]
-    world.passes()
-    assert world.reason() == "Reconciled"
-    assert "resolved: not allowed to delete pods in namespace test" in world.log
 
 
 @pytest.mark.parametrize(
@@ -127,12 +107,9 @@ def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milv
     assert world.warnings == [told]
     assert metric("milvuses", state="failed") == 1
     rule.times = 0
-    world.change("x", replicas=1)
-    world.passes()
-    assert world.status("x")["observedGeneration"] == 1, "it waits for its back-off"
     world.clock.advance(80)
     world.settle()
-    assert world.status("x")["observedGeneration"] == 3
+    assert world.status("x")["observedGeneration"] == 2
     assert metric("milvuses", state="failed") == 0
 
 
@@ -149,11 +126,9 @@ def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
     server = world.server
     server.when("patch", "milvuses/status", touch, times=2)
     server.when("delete", "pods", remove, times=1)
-    world.change("x", replicas=1)
-    world.settle()
     server.when("get", "pods", remove, times=1)  # when its owner is looked up
-    world.add(pod("x-1"))
-    world.change("x", replicas=2)
+    world.add(pod("x-2"))
+    world.change("x", replicas=3, image="milvus:2")
     world.settle()
     assert world.reason(kind="Ready") == "Ready"
     server.when("patch", "milvuses/status", remove)

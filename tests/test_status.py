@@ -1,7 +1,7 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
 from tests.lib.front import Request
-from tests.lib.world import World, at_rest, metric, milvus, pod
+from tests.lib.world import World, at_rest, milvus, pod
 
 
 def test_events_tell_the_story() -> None:
@@ -49,25 +49,6 @@ def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     assert sorted(reasons) == ["Created", "Invalid", "SpecIsText"]
     assert sum("spec.milvusSpec" in line for line in world.log) == 2
     assert not any(text in line for line in (*world.log, *world.events()))
-
-
-def test_of_two_replicas_of_the_operator_one_writes_the_events() -> None:
-    world = at_rest(milvus("x"))
-    replicas = [world.operator, world.new_operator(user="other")]
-    for text in (None, "proxy.port: 1", None):
-        world.change("x", milvusSpec=text)
-        for world.operator in (*replicas, *replicas):
-            world.passes()
-    told = [event.partition(":")[0] for event in world.events()]
-    assert told == ["Created", "Invalid", "Reconciled"]
-
-
-def test_one_status_is_written_for_several_pods_even_if_its_response_is_lost() -> None:
-    world = World(milvus("x", replicas=5))
-    world.server.fault("patch", "milvuses/status", "reset", times=1, after=True)
-    world.passes(4)
-    assert world.names("patch", "milvuses/status") == ["x"]
-    assert metric("milvuses", state="failed") == 0
 
 
 def test_an_invalid_spec_changes_no_pod() -> None:
