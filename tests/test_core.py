@@ -33,9 +33,7 @@ ACTIONS = {
     "0: x-y-0, x-01 orphan, x-y, y-0 orphan, x-²": "",  # other names
     # A roll: pods that are not Ready first, then one Ready pod at a time.
     "3: x-0 old, x-1 old, x-2 old": "replace x-2",
-    "3: x-0 old, x-1 old, x-2 old ending": "",
     "3: x-0 old, x-1 old": "create x-2",
-    "2: x-0 old, x-1 failed": "restart x-1",
     "3: x-0 old starting, x-1 old starting, x-2 old": "replace x-0, replace x-1",
     "1: x-0 old, x-1": "delete x-1",
     "1: x-0 old starting, x-1": "delete x-1, replace x-0",
