@@ -1,8 +1,8 @@
 """The front of a server in memory: it takes the requests of real clients, and responds.
 
-A client made by `Front.client()` is the real one down to its pool of connections, which is ours. A
-request is noted in the `journal`, and meets the rules (`reject`, `fault`, `delay`, `when`), which
-may respond to it, or lose the response. `serve` does what it asks for.
+A client is the real one down to its pool of connections, which the front replaces. A request is
+noted in the `journal`, and meets the rules (`reject`, `fault`, `delay`, `when`), which may respond
+to it, or lose the response. `serve` does what it asks for.
 """
 
 import http.client
@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kubernetes.client import ApiClient, Configuration
@@ -42,9 +42,7 @@ class Request:
     body: Obj = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
     content_type: str = ""
-    user: str = ""
     time: float = 0.0
-    code: int = 0  # of the response; 0 if there was none
 
     @property
     def dry_run(self) -> bool:
@@ -106,10 +104,9 @@ class Front:
         self.rules = list[Rule]()
         self.journal = list[Request]()  # in the order of arrival
 
-    def client(self, user: str = "") -> ApiClient:
-        """A real client. The journal notes the user."""
+    def client(self) -> ApiClient:
         api = ApiClient(Configuration(host="http://memory"))
-        api.rest_client.pool_manager = Pool(self, user)  # type: ignore[assignment]
+        api.rest_client.pool_manager = self  # type: ignore[assignment]
         return api
 
     # --- Rules, for requests of this `name` or `namespace`, the first `times`, or `after` them ---
@@ -144,7 +141,17 @@ class Front:
         return self.when(verb, resource, lambda request: self.clock.advance(seconds), **fits)
 
     # --- A request ---
-    def handle(self, request: Request) -> HTTPResponse:
+    def request(
+        self, method: str, url: str, headers: dict[str, str], body: str = "", **options: Any
+    ) -> HTTPResponse:
+        """As of the pool of connections."""
+        parts = urlsplit(url)
+        verb, resource, _, namespace, name = target_of(method, parts.path)
+        content = json.loads(body) if body else {}
+        name = name or (content.get("metadata") or {}).get("name", "")
+        query = dict(parse_qsl(parts.query))
+        kind = headers.get("Content-Type", "")
+        request = Request(verb, resource, namespace, name, content, query, kind)
         with self.lock:
             request.time = self.clock.now()
             self.journal.append(request)
@@ -159,7 +166,6 @@ class Front:
         for rule in rules:
             if rule.after:
                 response = rule.do(request) or response
-        request.code = response.status
         return response
 
     def served(self, request: Request) -> HTTPResponse:
@@ -178,25 +184,6 @@ def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
     verbs = {"GET": "get" if name else "list", "POST": "create"}
     resource = f"{resource}/{sub}".rstrip("/")
     return verbs.get(method, method.lower()), resource, group, namespace, name
-
-
-class Pool(NamedTuple):
-    """Stands where the client has urllib3's pool of connections."""
-
-    front: Front
-    user: str
-
-    def request(
-        self, method: str, url: str, headers: dict[str, str], body: str = "", **options: Any
-    ) -> HTTPResponse:
-        parts = urlsplit(url)
-        verb, resource, _, namespace, name = target_of(method, parts.path)
-        content = json.loads(body) if body else {}
-        name = name or (content.get("metadata") or {}).get("name", "")
-        query = dict(parse_qsl(parts.query))
-        kind = headers.get("Content-Type", "")
-        request = Request(verb, resource, namespace, name, content, query, kind, self.user)
-        return self.front.handle(request)
 
 
 def http_response(code: int, body: Obj | bytes) -> HTTPResponse:

@@ -71,13 +71,16 @@ class Kube:
         self.pods = mo.pods(self.api)
         self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
 
-    def request(self, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
+    def request(
+        self, method: str, path: str, headers: Obj | None = None, **options: Any
+    ) -> urllib3.BaseHTTPResponse:
         """A bare request over the connections of the client."""
         settings = self.api.configuration
         token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
-        headers = {"Authorization": str(token), "Content-Type": "application/json"}
+        known = {"Authorization": str(token), "Content-Type": "application/json"}
         pool = self.api.rest_client.pool_manager
-        return pool.request(method, settings.host + path, headers=headers, **options)
+        url = settings.host + path
+        return pool.request(method, url, headers=known | (headers or {}), **options)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         command = [

@@ -6,46 +6,31 @@ fail and end by `run_pods`, `fail` and `finish_deletions`.
 """
 
 import itertools
+import math
 import uuid
 from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.lib.front import STATUS, Front, Obj, Rejected, Request
+from tests.lib.front import Front, Obj, Rejected, Request
 from tests.lib.judge import is_ending
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 PROTECTION = "kubernetes.io/pvc-protection"  # a finalizer that every claim gets
 QUERY = {"dryRun", "limit", "continue", "labelSelector", "fieldValidation", "fieldManager"}
-PRECONDITIONS = {
-    "uid": ("UID", "deleted and then recreated"),
-    "resourceVersion": ("ResourceVersion", "modified"),
-}
-STALE = "the object has been modified; please apply your changes to the latest version"
-
-
 # What the server adds to a new object.
-KINDS: dict[str, Obj] = {
+ADDED: dict[str, Obj] = {
     "milvuses": {
-        "apiVersion": "zilliz.com/v1",
-        "kind": "Milvus",
         "metadata": {"generation": 1},
         "spec": {"replicas": 1},
         "status": {"observedGeneration": -1},
     },
-    "pods": {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"generation": 1},
-        "status": {"phase": "Pending"},
-    },
+    "pods": {"metadata": {"generation": 1}, "status": {"phase": "Pending"}},
     "persistentvolumeclaims": {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
         "metadata": {"finalizers": [PROTECTION]},
         "status": {"phase": "Pending"},
     },
-    "events": {"apiVersion": "events.k8s.io/v1", "kind": "Event", "status": {}},
+    "events": {"status": {}},
 }
 
 
@@ -57,7 +42,7 @@ class MemoryServer(Front):
         self.versions = Counter[str]()  # the last one, by plural
         self.objects = dict[tuple[str, str, str], Obj]()  # by plural, namespace and name
         self.pages = dict[str, tuple[str, list[Obj]]]()  # the rest of a list, by its token
-        self.quota = dict[str, int]()  # for each namespace, by plural
+        self.quota = dict[str, int]()  # by plural
         self.numbers = itertools.count(1)
 
     # --- For the tests, and what happens in a cluster ---
@@ -120,7 +105,7 @@ class MemoryServer(Front):
 
     def find(self, request: Request) -> Obj:
         if request.key not in self.objects:
-            raise Rejected(404, "NotFound", f"{title(request)} not found")
+            raise Rejected(404, "NotFound", f'{request.plural} "{request.name}" not found')
         return self.objects[request.key]
 
     def page(self, request: Request) -> Obj:
@@ -139,14 +124,7 @@ class MemoryServer(Front):
         items = found[:limit]
         if plural != "milvuses":  # built-in kinds are listed without their kind
             items = [without(obj, "kind", "apiVersion") for obj in items]
-        kind = f"{KINDS[plural]['kind']}List"
-        version = KINDS[plural]["apiVersion"]
-        return {
-            "kind": kind,
-            "apiVersion": version,
-            "metadata": metadata,
-            "items": items,
-        }
+        return {"metadata": metadata, "items": items}
 
     def create(self, request: Request) -> Obj:
         if not request.name:
@@ -157,29 +135,23 @@ class MemoryServer(Front):
             "uid": str(uuid.UUID(int=next(self.numbers))),
             "creationTimestamp": self.timestamp(),
         }
-        obj = merge(KINDS[request.plural], without(request.body, "status"))
-        self.check_quota(request)
-        if old := self.objects.get(request.key):
-            ending = "object is being deleted: " if is_ending(old) else ""
-            raise Rejected(409, "AlreadyExists", f"{ending}{title(request)} already exists")
+        title = f'{request.plural} "{request.name}"'
+        used = sum(not is_finished(obj) for obj in self.all_of(request.plural))
+        if used >= self.quota.get(request.plural, math.inf):
+            text = f"{title} is forbidden: exceeded quota: there are {used}"
+            raise Rejected(403, "Forbidden", text)
+        if request.key in self.objects:
+            raise Rejected(409, "AlreadyExists", f"{title} already exists")
+        obj = merge(ADDED[request.plural], without(request.body, "status"))
         return self.store(request, merge(obj, {"metadata": metadata}))
-
-    def check_quota(self, request: Request) -> None:
-        if request.plural in self.quota:
-            there = [obj for obj in self.all_of(request.plural) if is_listed(request, obj)]
-            used = sum(not is_finished(obj) for obj in there)
-            if used >= self.quota[request.plural]:
-                text = f"{title(request)} is forbidden: exceeded quota: there are {used}"
-                raise Rejected(403, "Forbidden", text)
 
     def patch(self, request: Request) -> Obj:
         old = self.find(request)
         new = merge(old, request.body, "strategic" in request.content_type)
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
-            raise conflict(title(request), f"{STALE} and try again")
-        if (uid := new["metadata"]["uid"]) != old["metadata"]["uid"]:
-            text = f'metadata.uid: Invalid value: "{uid}": field is immutable'
-            raise Rejected(422, "Invalid", f"{kind_title(request)} is invalid: {text}")
+            raise Rejected(409, "Conflict", "the object has been modified")
+        if new["metadata"]["uid"] != old["metadata"]["uid"]:
+            raise Rejected(422, "Invalid", "metadata.uid: field is immutable")
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
         else:
@@ -187,21 +159,18 @@ class MemoryServer(Front):
         if new == old:
             return old
         if new.get("spec") != old.get("spec"):
-            new = counted_on(new)
+            new = with_next_generation(new)
         return self.store(request, new)
 
     def delete(self, request: Request) -> Obj:
         obj = self.find(request)
         metadata = obj["metadata"]
-        asked = metadata | (request.body.get("preconditions") or {})
-        for key, (word, hint) in PRECONDITIONS.items():
-            if asked[key] != metadata[key]:
-                text = f"the {word} in the precondition ({asked[key]}) does not match the {word}"
-                text = f"{text} in record ({metadata[key]}). The object might have been {hint}"
-                raise conflict(kind_title(request), text)
+        asked = request.body.get("preconditions") or {}
+        if metadata | asked != metadata:
+            raise Rejected(409, "Conflict", f"not what the preconditions say: {asked}")
         grace = request.body.get("gracePeriodSeconds")
         if not is_ending(obj):
-            obj = counted_on(obj)
+            obj = with_next_generation(obj)
         elif grace is None or grace >= metadata["deletionGracePeriodSeconds"]:
             return obj
         if request.plural != "pods" or "nodeName" not in obj["spec"] or is_finished(obj):
@@ -212,10 +181,7 @@ class MemoryServer(Front):
             "deletionTimestamp": self.timestamp(grace),
             "deletionGracePeriodSeconds": grace,
         }
-        ending = self.store(request, merge(obj, {"metadata": end}))
-        if request.plural == "milvuses" and request.key not in self.objects:
-            return STATUS | {"status": "Success"}
-        return ending
+        return self.store(request, merge(obj, {"metadata": end}))
 
     # --- What is stored ---
     def store(self, request: Request, obj: Obj) -> Obj:
@@ -239,21 +205,6 @@ class MemoryServer(Front):
         return time.isoformat(timespec="seconds") + "Z"
 
 
-def title(request: Request) -> str:
-    """What it is about, as most messages name it: pods "x-0"."""
-    group = KINDS[request.plural]["apiVersion"].rpartition("/")[0]
-    return f'{request.plural}.{group} "{request.name}"'.replace(". ", " ")
-
-
-def kind_title(request: Request) -> str:
-    """The same by its kind: Pod "x-0"."""
-    return title(request).replace(request.plural, KINDS[request.plural]["kind"], 1)
-
-
-def conflict(title: str, text: str) -> Rejected:
-    return Rejected(409, "Conflict", f"Operation cannot be fulfilled on {title}: {text}")
-
-
 def is_finished(obj: Obj) -> bool:
     return obj["status"].get("phase") in ("Failed", "Succeeded")
 
@@ -267,12 +218,10 @@ def is_listed(request: Request, obj: Obj) -> bool:
     return is_selected and request.namespace in ("", obj["metadata"]["namespace"])
 
 
-def counted_on(obj: Obj) -> Obj:
-    """With the next generation, if it has any."""
+def with_next_generation(obj: Obj) -> Obj:
+    """If it has any."""
     generation = obj["metadata"].get("generation")
-    if not generation:
-        return obj
-    return merge(obj, {"metadata": {"generation": generation + 1}})
+    return merge(obj, {"metadata": {"generation": generation + 1}}) if generation else obj
 
 
 def without(obj: Obj, *keys: str) -> Obj:

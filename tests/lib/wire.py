@@ -1,9 +1,8 @@
-"""A wire: a proxy to an API server that records requests and can break them.
+"""A wire: a proxy to an API server, a real one or, with `Api`, the one in memory.
 
-It forwards every request unchanged: to a real API server or, with `Api`, to the one in memory. A
-test may set `fault` to a function that is called with the handler and the request's verb and path;
-if it returns true, it has handled the request. A test may set `judge`, who then hears of each
-request; nothing is recorded for as long.
+It records requests and forwards them unchanged. A test may set `fault`, which is called with the
+handler and the request's verb and path; if it returns true, it has handled the request. A test may
+set `judge`, who then hears of each request; nothing is recorded for as long.
 """
 
 import os
@@ -11,7 +10,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +19,7 @@ import urllib3
 import yaml
 
 import milvus_operator as mo
-from tests.lib.front import Obj, Pool
+from tests.lib.front import Obj
 from tests.lib.judge import Judge
 from tests.lib.server import NAMESPACE
 from tests.lib.world import World
@@ -37,41 +35,22 @@ class Request(NamedTuple):
 class Wire:
     def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
         self.server = server
-        self.tls = tls
         self.requests = list[Request]()
         self.connections = list[Any]()  # the clients' addresses, one for each accepted connection
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.judge: Judge | None = None
-        self.upstream: Any = urllib3.PoolManager(
-            ca_certs=authority,
-            maxsize=40,
-            retries=False,
-        )
-        self.listen(0)
+        self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
+        self.up = True  # or each connection that sends a request is reset
+        self.http = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"wire": self}))
+        if tls:
+            self.http.socket = tls.wrap_socket(self.http.socket, server_side=True)
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://127.0.0.1:{self.http.server_port}"
-
-    def listen(self, port: int) -> None:
-        self.up = True
-        handler = type("Bound", (Handler,), {"wire": self})
-        self.http = Server(("127.0.0.1", port), handler)
-        if self.tls:
-            self.http.socket = self.tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
-
-    def outage(self, seconds: float) -> None:
-        """For some seconds, reset each connection that sends a request, and reject new ones."""
-        self.up = False
-        self.stop_listening()
-        time.sleep(seconds)
-        self.listen(self.http.server_port)
 
     def close(self) -> None:
         self.over.set()
-        self.stop_listening()
-
-    def stop_listening(self) -> None:
         self.http.shutdown()
         self.http.server_close()
 
@@ -79,13 +58,13 @@ class Wire:
 def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster: Any) -> str:
     """A kubeconfig for this server, with these other fields of the cluster; returns its path."""
     fields = {key.replace("_", "-"): value for key, value in cluster.items()}
-    context = {"cluster": "a", "user": "a", "namespace": NAMESPACE}
-    content = {
-        "clusters": [{"name": "a", "cluster": {"server": server} | fields}],
-        "users": [{"name": "a", "user": user or {}}],
-        "contexts": [{"name": "a", "context": context}],
-        "current-context": "a",
+    parts = {
+        "cluster": {"server": server} | fields,
+        "user": user or {},
+        "context": {"cluster": "a", "user": "a", "namespace": NAMESPACE},
     }
+    content: Obj = {f"{key}s": [{"name": "a", key: part}] for key, part in parts.items()}
+    content["current-context"] = "a"
     path.write_text(yaml.safe_dump(content))
     return str(path)
 
@@ -97,7 +76,7 @@ class Api(Wire):
         super().__init__("http://memory", "", tls)
         self.folder = folder
         self.world = World(*objects)
-        self.upstream = Pool(self.world.server, "")
+        self.upstream = self.world.server
 
     def kubeconfig(self, user: Obj | None = None, **cluster: Any) -> str:
         return write_kubeconfig(self.folder / "config", self.url, user, **cluster)
@@ -110,10 +89,10 @@ class Api(Wire):
         """From now on, reject any other token."""
 
         def fault(handler: Handler, verb: str, path: str) -> bool:
-            if handler.headers.get("Authorization") == f"Bearer {token}":
-                return False
-            handler.respond(401, b"Unauthorized", "text/plain")
-            return True
+            is_other = handler.headers.get("Authorization") != f"Bearer {token}"
+            if is_other:
+                handler.respond(401, b"Unauthorized", "text/plain")
+            return is_other
 
         self.fault = fault
 
@@ -125,8 +104,6 @@ class Api(Wire):
 
 
 class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects is not worth a traceback."""
 
@@ -165,12 +142,8 @@ class Handler(BaseHTTPRequestHandler):
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the response of the API server."""
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
-        response: urllib3.BaseHTTPResponse = self.wire.upstream.request(
-            self.command,
-            self.wire.server + self.path,
-            body=self.seen,
-            headers=dict(self.headers),
-        )
+        url, headers = self.wire.server + self.path, dict(self.headers)
+        response = self.wire.upstream.request(self.command, url, body=self.seen, headers=headers)
         if not self.wire.judge:
             path = self.path.partition("?")[0]
             who = self.headers.get("Authorization", "")

@@ -84,20 +84,12 @@ class Hung:
         """Wait until all are done, or all that are left hang or wait: then the time is over."""
         waiting = {*futures}
         self.waited_for |= waiting  # also what hangs since an earlier pass
-        before, quiet = -1, 0
         while True:
-            result = really_wait(waiting, 0.002)
+            result = really_wait(waiting, 0.05)
+            running = sum(map(Future.running, self.waited_for))
             if not result.not_done:
                 return result
-            state = len(self.server.journal) - len(result.not_done)
-            quiet = quiet + 1 if state == before else 0
-            before = state
-            patience = 1
-            if not all(map(Future.running, result.not_done)):  # a worker may begin one
-                patience = 50
-            if sum(map(Future.running, self.waited_for)) > self.count:
-                patience = 300
-            if quiet >= patience:
+            if running <= self.count:
                 self.server.clock.advance(timeout)
                 return result
 
@@ -124,9 +116,9 @@ class World:
             self.add(obj)
         self.operator = self.new_operator(dry_run)
 
-    def new_operator(self, dry_run: bool = False, user: str = "operator") -> mo.Operator:
+    def new_operator(self, dry_run: bool = False) -> mo.Operator:
         """Another replica, or the same after a restart: it remembers nothing."""
-        connection = mo.Connection(self.server.client(user), NAMESPACE, None)
+        connection = mo.Connection(self.server.client(), NAMESPACE, None)
         cluster = mo.Cluster(
             lambda context: connection,
             timeout=10,
