@@ -72,7 +72,7 @@ class Soak(NamedTuple):
 def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> Soak:
     """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError
     if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
-    faults = Faults(seed=8, reads=0.03, writes=0.03)
+    faults = Faults(seed=8, share=0.03)
     users = Users(kube, seed=9)
     recorder = Recorder(kube)
     wire.judge = Judge()
@@ -85,7 +85,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> So
         operator = Command(*options, env={"KUBECONFIG": config}, stderr=stderr)
     try:
         kube.create("warm", replicas=60)  # so that each worker has its connection from the start
-        eventually(lambda: kube.status("warm").get("readyReplicas") == 60, 60)
+        eventually(lambda: kube.get("warm")["status"].get("readyReplicas") == 60, 60)
         wire.fault = faults
         started = time.monotonic()
         while (now := time.monotonic() - started) < seconds:
@@ -94,8 +94,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> So
                 samples.append(measure(operator.process.pid))
             users.change()
             time.sleep(0.3)
-        faults.reads = 0
-        faults.writes = 0
+        faults.share = 0
         users.settle_down()
     finally:
         operator.kill()

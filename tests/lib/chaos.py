@@ -1,5 +1,5 @@
-"""What goes wrong in a cluster, drawn from seeds: faults on the wire, kills, and users who change
-their minds. Meanwhile, a recorder follows the API server."""
+"""What goes wrong in a cluster, drawn from seeds: faults on the wire, and users who change their
+minds. Meanwhile, a recorder follows the API server."""
 
 from __future__ import annotations
 
@@ -10,46 +10,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from http.client import responses
 from typing import Any
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
-from local.controlplane import ControlPlane
+import milvus_operator as mo
 from tests.lib.front import Rejected
-from tests.lib.judge import (
-    ROLLED,
-    Change,
-    Judge,
-    Obj,
-    image_of,
-    is_ready,
-    name_of,
-    owner_of,
-    uid_of,
-)
-from tests.lib.kit import Command, Kube, eventually, new_operator, rest
-from tests.lib.wire import Handler, Wire
+from tests.lib.judge import ROLLED, Change, Judge, Obj, image_of, is_ready
+from tests.lib.kit import Kube, eventually, new_operator, rest
+from tests.lib.wire import Handler
 
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
-ERRORS = {
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    409: "Conflict",
-    410: "Expired",
-    422: "Invalid",
-    429: "TooManyRequests",
-    500: "InternalError",
-    503: "ServiceUnavailable",
-    504: "Timeout",
-}
+CODES = (401, 403, 404, 409, 410, 422, 429, 500, 503, 504)
 
 
 def error(code: int) -> Callable[[Handler], None]:
     """A fault that responds with an error in the API server's own format."""
-    status = Rejected(code, ERRORS[code], f"injected {ERRORS[code]}").status
-    body = json.dumps(status).encode()
+    reason = responses[code].replace(" ", "")
+    body = json.dumps(Rejected(code, reason, f"injected {reason}").status).encode()
     return lambda handler: handler.respond(code, body, **{"Retry-After": "1"})
 
 
@@ -59,12 +39,6 @@ def cut(handler: Handler) -> None:
     half = data[: len(data) // 2]
     handler.respond(200, half, **{"Content-Length": str(len(data))})
     handler.reset()
-
-
-def truncated(handler: Handler) -> None:
-    response = handler.forward()
-    half = response.data[: len(response.data) // 2]
-    handler.respond(response.status, half)
 
 
 def hang(handler: Handler) -> None:
@@ -81,76 +55,31 @@ def lost(handler: Handler) -> None:
 FAULTS: dict[str, Callable[[Handler], None]] = {
     "reset": Handler.reset,
     "reset in the body": cut,
-    "truncated JSON": truncated,
     "HTML with 200": lambda handler: handler.respond(200, HTML, "text/html"),
-    "HTML with 502": lambda handler: handler.respond(502, HTML, "text/html"),
-    "not a list": lambda handler: handler.respond(200, b"{}"),
     "response lost": lost,
     "hang": hang,
-    **{f"{code}": error(code) for code in ERRORS},
+    **{f"{code}": error(code) for code in CODES},
 }
-NEEDS = {"410": "continue=", "not a list": "limit="}  # in the path
 
 
 class Faults:
-    """The `fault` of one or more wires: breaks a share of the reads and a share of the writes."""
+    """The `fault` of a wire: breaks a share of the requests."""
 
-    def __init__(self, seed: int, reads: float, writes: float) -> None:
+    def __init__(self, seed: int, share: float) -> None:
         self.random = random.Random(seed)
         self.lock = threading.Lock()
-        self.reads = reads
-        self.writes = writes
+        self.share = share
         self.done = Counter[str]()
-        self.done_to_writes = Counter[str]()
 
     def __call__(self, handler: Handler, verb: str, path: str) -> bool:
-        is_read = verb == "GET" or "dryRun" in path
-        share = self.reads if is_read else self.writes
         with self.lock:
-            if self.random.random() >= share:
+            if self.random.random() >= self.share:
                 return False
-            kinds = [kind for kind in FAULTS if NEEDS.get(kind, "") in path]
-            weights = [0.2 if kind == "hang" else 1 for kind in kinds]
-            (kind,) = self.random.choices(kinds, weights)
+            weights = [0.2 if kind == "hang" else 1 for kind in FAULTS]
+            (kind,) = self.random.choices([*FAULTS], weights)
             self.done[kind] += 1
-            if not is_read:
-                self.done_to_writes[kind] += 1
         with contextlib.suppress(OSError):  # the client has already gone
             FAULTS[kind](handler)
-        return True
-
-
-class Kills:
-    """The `fault` of several wires: kills something during a write. A replica of the operator is
-    killed before its write is forwarded ("before") or before it can read the response ("after"),
-    etcd or kube-apiserver during the write."""
-
-    def __init__(self, plane: ControlPlane, seed: int, *todo: str) -> None:
-        self.plane = plane
-        self.random = random.Random(seed)
-        self.todo = self.random.sample(todo, len(todo))
-        self.processes: dict[Wire, Command] = {}  # those that are running
-        self.lock = threading.Lock()
-        self.server = threading.Thread()
-
-    def __call__(self, handler: Handler, verb: str, path: str) -> bool:
-        with self.lock:
-            if verb == "GET" or handler.wire not in self.processes:
-                return False
-            if self.server.is_alive() or not self.todo or self.random.random() > 0.4:
-                return False
-            how = self.todo.pop()
-            if how not in ("before", "after"):
-                self.server = threading.Thread(target=self.plane.kill, args=[how])
-                self.server.start()
-                return False
-            process = self.processes.pop(handler.wire)
-        if how == "after":
-            with contextlib.suppress(urllib3.exceptions.HTTPError):
-                handler.forward()
-        process.kill()
-        handler.reset()
-        handler.wire.close()
         return True
 
 
@@ -158,8 +87,8 @@ FAILURES = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API ser
 
 
 class Users:
-    """They create, scale, roll and delete Milvus resources, and sometimes delete a pod, at random.
-    Pods of other owners have the names of some pods."""
+    """They create, scale, roll and delete Milvus resources at random. Pods of other owners have the
+    names of some pods."""
 
     def __init__(self, kube: Kube, seed: int) -> None:
         self.kube = kube
@@ -167,7 +96,6 @@ class Users:
         self.changes = 0
         self.names = [f"m{number}" for number in range(8)]
         self.taken = {name: f"{name}-2" for name in self.names[:3]}
-        self.deleted: set[str] = set()  # the UIDs of pods that they have asked to delete
         self.storage = {"size": "1Gi", "storageClassName": kube.ns}
         for number in range(8):
             kube.create_volume(f"{kube.ns}-{number}", storageClassName=kube.ns)
@@ -195,31 +123,24 @@ class Users:
                 self.kube.create(name, **spec)
 
     def change_milvus(self, name: str, milvus: Obj) -> None:
-        actions = ["replicas", "image", "pod", "Background", "Orphan"]
-        match self.random.choice(actions):
+        match self.random.choice(["replicas", "image", "Background", "Orphan"]):
             case "replicas":
                 self.kube.change(name, replicas=self.random.randint(0, 4))
             case "image":
                 self.kube.change(name, image=self.image())
-            case "pod":
-                mine = [pod for pod in self.kube.all_pods().values() if is_of(milvus, pod)]
-                if mine:
-                    pod = self.random.choice(mine)
-                    self.deleted.add(uid_of(pod))
-                    self.delete(self.kube.pods, pod)
             case how:
                 self.delete(self.kube.milvuses, milvus, propagationPolicy=how)
 
     def delete(self, resource: Any, obj: Obj, **options: Any) -> None:
-        body = options | {"preconditions": {"uid": uid_of(obj)}}
-        resource.delete(name=name_of(obj), namespace=self.kube.ns, body=body)
+        body = options | {"preconditions": {"uid": mo.uid_of(obj)}}
+        resource.delete(name=mo.name_of(obj), namespace=self.kube.ns, body=body)
 
     def image(self) -> str:
         return f"milvus:{self.random.choice(['1', '2', '3', '4', 'broken', 'dies'])}"
 
     def present(self) -> dict[str, Obj]:
         items = self.kube.milvuses.get(namespace=self.kube.ns).to_dict()["items"]
-        return {name_of(milvus): milvus for milvus in items}
+        return {mo.name_of(milvus): milvus for milvus in items}
 
     def settle_down(self) -> None:
         """Ask for good pods, and wait until there are."""
@@ -250,8 +171,8 @@ class Users:
             if name in self.taken:
                 desired.remove(self.taken[name])
                 expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
-            ready = [pod for pod in pods if is_of(milvus, pod) and is_ready(pod)]
-            images = {name_of(pod): image_of(pod) for pod in ready}
+            mine = [pod for pod in pods if mo.owner_uid(pod) == mo.uid_of(milvus)]
+            images = {mo.name_of(pod): image_of(pod) for pod in mine if is_ready(pod)}
             assert images == dict.fromkeys(desired, image), name
             conditions = milvus["status"].get("conditions", ())
             said = {one["type"]: one["status"] for one in conditions}
@@ -260,14 +181,10 @@ class Users:
 
     def check_harm(self, by: Judge, recorder: Recorder) -> None:
         """Let the judge see all that has happened. Raises AssertionError with the harm."""
-        harm = by.harm(recorder.history(), self.deleted)
+        harm = by.harm(recorder.history())
         print(f"{self.changes} changes by users, {dict(by.seen)}")
         assert not harm, "\n".join(harm)
         assert by.seen["Ready pods rolled"] > 0, "the judge has seen too little"
-
-
-def is_of(milvus: Obj, pod: Obj) -> bool:
-    return owner_of(pod).get("uid") == uid_of(milvus)
 
 
 class Recorder:

@@ -23,7 +23,6 @@ from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutErr
 Obj = dict[str, Any]
 
 PATH = re.compile(r"/(?:api|apis/([^/]+))/v1(?:/namespaces/([^/]+))?/([^/]+)/?([^/]*)/?(.*)")
-STATUS: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
 ERRORS: dict[str, Callable[[], Exception]] = {
     "unreachable": lambda: NewConnectionError(None, "Connection refused"),  # type: ignore[arg-type]
     "reset": lambda: ProtocolError("Connection aborted.", ConnectionResetError(104, "reset")),
@@ -62,9 +61,8 @@ class Rejected(Exception):
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
-        told = {"status": "Failure", "message": message, "reason": reason, "code": code}
         self.code = code
-        self.status = STATUS | told
+        self.status = {"kind": "Status", "message": message, "reason": reason, "code": code}
 
 
 @dataclass

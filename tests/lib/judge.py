@@ -1,4 +1,4 @@
-"""The judge of the fault tests. It reads raw JSON, and uses no code of the operator, and no clock.
+"""The judge of the fault tests. It uses no rules of the operator, only readers, and no clock.
 
 It hears on the wire what the operator asks for and, at the end, reads all that the API server has
 stored, in the order of the revisions. Whatever fails, it is harm if
@@ -8,15 +8,16 @@ stored, in the order of the revisions. Whatever fails, it is harm if
   touches;
 - a Ready pod of the Milvus ROLLED, of which users change only the image, ends while another of its
   pods is not Ready;
-- a pod ends that neither the operator, nor a user, nor the end of its owner took.
+- a pod ends that neither the operator nor the end of its owner took.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+import milvus_operator as mo
 from tests.lib.front import target_of
 
 Obj = dict[str, Any]
@@ -44,20 +45,6 @@ REQUESTS = {
     ),
 }
 UNKNOWN = ("(?!)", "no operator makes this request")  # a pattern that matches nothing
-
-
-def name_of(obj: Obj) -> str:
-    return obj["metadata"]["name"]
-
-
-def uid_of(obj: Obj) -> str:
-    return obj["metadata"]["uid"]
-
-
-def owner_of(pod: Obj) -> Obj:
-    """Its controller reference, or an empty mapping."""
-    owners = pod["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def is_ending(obj: Obj) -> bool:
@@ -94,31 +81,30 @@ class Judge:
         elif kind == "DELETE pods":
             self.deleted.add(body["preconditions"]["uid"])
 
-    def harm(self, changes: Iterable[Change], by_users: Collection[str] = ()) -> list[str]:
-        """All harm. `by_users` are the UIDs of pods that users have deleted."""
+    def harm(self, changes: Iterable[Change]) -> list[str]:
         harm = [*self.faults]
         now: Objs = {}
         for _, what, obj in sorted(changes, key=lambda change: change[0]):
-            key = obj["kind"], name_of(obj)
+            key = obj["kind"], mo.name_of(obj)
             before = now.pop(key, None)
             is_gone = what == "DELETED"
             if before:
                 fault = fault_of(before, obj, is_gone)
                 if obj["kind"] == "Pod" and not is_ending(before) and (is_gone or is_ending(obj)):
-                    fault = fault or self.fault_of_end(before, now, by_users)
+                    fault = fault or self.fault_of_end(before, now)
                 if fault:
                     harm.append(f"{' '.join(key)}: {fault}")
             if not is_gone:
                 now[key] = obj
         return harm
 
-    def fault_of_end(self, pod: Obj, now: Objs, by_users: Collection[str]) -> str:
+    def fault_of_end(self, pod: Obj, now: Objs) -> str:
         """What is wrong with the end of a pod; `now` is what else there is."""
-        name, uid = name_of(pod), uid_of(pod)
-        owner = now.get(("Milvus", owner_of(pod).get("name", "")))
-        if not owner or uid_of(owner) != owner_of(pod)["uid"] or is_ending(owner):
+        name, uid = mo.name_of(pod), mo.uid_of(pod)
+        owner = now.get(("Milvus", mo.controller_of(pod).get("name", "")))
+        if not owner or mo.uid_of(owner) != mo.controller_of(pod)["uid"] or is_ending(owner):
             return ""
-        if uid not in self.deleted and uid not in by_users:
+        if uid not in self.deleted:
             return "nobody had asked for its end"
         if name in ROLLED and is_ready(pod):
             self.seen["Ready pods rolled"] += 1
@@ -133,11 +119,12 @@ def fault_of(before: Obj, obj: Obj, is_gone: bool) -> str:
     """What is wrong with a change of an object, whoever has made it."""
     if obj["kind"] == "PersistentVolumeClaim":
         return "a claim was deleted" if is_gone or is_ending(obj) else ""
-    if QUIET.fullmatch(name_of(obj)):
+    if QUIET.fullmatch(mo.name_of(obj)):
         return "no user touched it"
     if obj["kind"] == "Pod" and image_of(obj) == OTHERS_IMAGE:
-        for key in ("labels", "annotations", "ownerReferences", "deletionTimestamp"):
-            if obj["metadata"].get(key) != before["metadata"].get(key):
-                return f"{key} of a pod of another owner changed"
-        return "a pod of another owner was deleted" if is_gone else ""
+        kept = ("labels", "annotations", "ownerReferences", "deletionTimestamp")
+        before_and_after = before["metadata"], obj["metadata"]
+        was, now = (mo.pick(metadata, kept) for metadata in before_and_after)
+        if is_gone or now != was:
+            return "a pod of another owner changed"
     return ""

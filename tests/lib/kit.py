@@ -105,9 +105,6 @@ class Kube:
     def get(self, name: str = "x") -> Obj:
         return self.milvuses.get(name=name, namespace=self.ns).to_dict()
 
-    def status(self, name: str = "x") -> Obj:
-        return self.get(name).get("status") or {}
-
     def condition(self, kind: str, name: str = "x") -> Obj:
         return mo.condition_of(self.get(name), kind)
 

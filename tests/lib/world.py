@@ -48,21 +48,6 @@ def pod(name: str, **metadata: Any) -> Obj:
     }
 
 
-class Lines(logging.Handler):
-    """Keeps what is logged as a list of texts, and what is wrong once more, for the last world."""
-
-    texts: list[str]
-    warnings: list[str]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-        if record.levelno >= logging.WARNING:
-            self.warnings.append(record.getMessage())
-
-
-LINES = Lines()
-
-
 class Hung:
     """Tasks that hang until they are released. Who waits for them waits by the clock."""
 
@@ -71,11 +56,6 @@ class Hung:
         self.rule = server.when(verb, resource, self.hang, **fits)
         self.released = threading.Event()
         self.waited_for = set[Future[Any]]()
-
-    @property
-    def count(self) -> int:
-        """How many have hung."""
-        return self.rule.hits
 
     def hang(self, request: Request) -> None:
         self.released.wait(60)
@@ -89,13 +69,13 @@ class Hung:
             running = sum(map(Future.running, self.waited_for))
             if not result.not_done:
                 return result
-            if running <= self.count:
+            if running <= self.rule.hits:
                 self.server.clock.advance(timeout)
                 return result
 
 
-class World:
-    """Some Milvus, and an operator that has not made a pass yet."""
+class World(logging.Handler):
+    """Some Milvus, and an operator that has not made a pass yet. It handles what is logged."""
 
     def __init__(
         self,
@@ -103,29 +83,30 @@ class World:
         namespaces: Sequence[str | None] = (NAMESPACE,),
         interval: float = 5,
         workers: int = 4,
-        dry_run: bool = False,
     ) -> None:
+        super().__init__()
         self.server = MemoryServer()
         self.clock = self.server.clock
         self.settings = namespaces, interval, workers
         self.interval = interval
-        self.log = LINES.texts = list[str]()
-        self.warnings = LINES.warnings = list[str]()
-        mo.log.addHandler(LINES)
+        self.log = list[str]()
+        self.warnings = list[str]()  # once more
+        mo.log.handlers = [self]
         for obj in objects:
             self.add(obj)
-        self.operator = self.new_operator(dry_run)
+        self.operator = self.new_operator()
 
     def new_operator(self, dry_run: bool = False) -> mo.Operator:
         """Another replica, or the same after a restart: it remembers nothing."""
         connection = mo.Connection(self.server.client(), NAMESPACE, None)
-        cluster = mo.Cluster(
-            lambda context: connection,
-            timeout=10,
-            dry_run=dry_run,
-            clock=self.clock.now,
-        )
+        now = self.clock.now
+        cluster = mo.Cluster(lambda context: connection, timeout=10, dry_run=dry_run, clock=now)
         return mo.Operator(cluster, *self.settings)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.log.append(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            self.warnings.append(record.getMessage())
 
     # --- What happens ---
     def passes(self, count: int = 1) -> None:
