@@ -69,10 +69,19 @@ class Soak(NamedTuple):
         return grown
 
 
-def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> Soak:
-    """Run it, wait until every Milvus has what its spec asks for, and judge. Raises AssertionError
-    if harm was done. `tls` is what the kubeconfig must say about the wire's certificate."""
-    faults = Faults(seed=8, share=0.03)
+def soak(
+    kube: Kube,
+    wire: Wire,
+    folder: Path,
+    seconds: float,
+    share: float = 0.03,
+    least: int = 0,
+    **tls: str,
+) -> Soak:
+    """Run it and break a share of the requests, at least so many; wait until every Milvus has what
+    its spec asks for, and judge. Raises AssertionError if harm was done. `tls` is what the
+    kubeconfig must say about the wire's certificate."""
+    faults = Faults(seed=8, share=share)
     users = Users(kube, seed=9)
     recorder = Recorder(kube)
     wire.judge = Judge()
@@ -88,7 +97,7 @@ def soak(kube: Kube, wire: Wire, folder: Path, seconds: float, **tls: str) -> So
         eventually(lambda: kube.get("warm")["status"].get("readyReplicas") == 60, 60)
         wire.fault = faults
         started = time.monotonic()
-        while (now := time.monotonic() - started) < seconds:
+        while (now := time.monotonic() - started) < seconds or faults.done.total() < least:
             if now >= len(samples):
                 times.append(now)
                 samples.append(measure(operator.process.pid))

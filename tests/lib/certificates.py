@@ -18,7 +18,6 @@ PKCS8 = serialization.PrivateFormat.PKCS8
 def certificate(
     folder: Path,
     authority: Any = None,
-    days: int = 1,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
     key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
@@ -31,7 +30,7 @@ def certificate(
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=10))
-    builder = builder.not_valid_after(now + timedelta(days=days))
+    builder = builder.not_valid_after(now + timedelta(days=1))
     constraints = x509.BasicConstraints(ca=not authority, path_length=None)
     builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
