@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from local.controlplane import ControlPlane
 from tests.lib.certificates import certificate, server_context
-from tests.lib.chaos import Faults, Recorder, Users
-from tests.lib.judge import Judge
+from tests.lib.chaos import Faults, Users
+from tests.lib.judge import Judge, Obj
 from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.lib.wire import Wire
 from tools import fingerprint
@@ -76,15 +76,14 @@ def soak(
     seconds: float,
     share: float = 0.03,
     least: int = 0,
-    **tls: str,
+    **tls: Any,
 ) -> Soak:
     """Run it and break a share of the requests, at least so many; wait until every Milvus has what
     its spec asks for, and judge. Raises AssertionError if harm was done. `tls` is what the
     kubeconfig must say about the wire's certificate."""
     faults = Faults(seed=8, share=share)
     users = Users(kube, seed=9)
-    recorder = Recorder(kube)
-    wire.judge = Judge()
+    wire.judge = Judge(kube.all_pods)
     log = folder / "operator.log"
     times = list[float]()
     samples = list[Figures]()
@@ -107,7 +106,7 @@ def soak(
         users.settle_down()
     finally:
         operator.kill()
-    users.check_harm(wire.judge, recorder)
+    users.check_harm(wire.judge)
     said = log.read_text()
     assert "Traceback" not in said
     assert "unexpected" not in said
@@ -157,7 +156,7 @@ def main(minutes: float) -> int:
         certificate(server, certificate(authority))
         wire = new_wire(plane, server_context(server))
         bundle = base64.b64encode((authority / "crt").read_bytes())
-        tls = {"certificate-authority-data": bundle.decode()}
+        tls: Obj = {"certificate-authority-data": bundle.decode()}
         run = soak(kube, wire, folder, 60 * minutes, **tls)
         wire.close()
     text = report(minutes, run)

@@ -2,7 +2,7 @@
 
 It records requests and forwards them unchanged. A test may set `fault`, which is called with the
 handler and the request's verb and path; if it returns true, it has handled the request. A test may
-set `judge`, who then hears of each request; nothing is recorded for as long.
+set `judge`, who then hears of each write before the API server; nothing is recorded for as long.
 """
 
 import os
@@ -40,6 +40,7 @@ class Wire:
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.judge: Judge | None = None
+        self.lock = threading.Lock()
         self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
         self.up = True  # or each connection that sends a request is reset
         self.http = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"wire": self}))
@@ -124,8 +125,6 @@ class Handler(BaseHTTPRequestHandler):
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
             return
-        if wire.judge:
-            wire.judge.asks(self.command, self.path, self.seen)
         if not wire.up:
             self.reset()
             return
@@ -142,12 +141,17 @@ class Handler(BaseHTTPRequestHandler):
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the response of the API server."""
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
-        url, headers = self.wire.server + self.path, dict(self.headers)
-        response = self.wire.upstream.request(self.command, url, body=self.seen, headers=headers)
-        if not self.wire.judge:
+        wire = self.wire
+        url, headers = wire.server + self.path, dict(self.headers)
+        if wire.judge and self.command != "GET":
+            with wire.lock:  # the judge sees what the write before has done
+                wire.judge.hear(self.command, self.path, self.seen)
+                return wire.upstream.request(self.command, url, body=self.seen, headers=headers)
+        response = wire.upstream.request(self.command, url, body=self.seen, headers=headers)
+        if not wire.judge:
             path = self.path.partition("?")[0]
             who = self.headers.get("Authorization", "")
-            self.wire.requests.append(Request(self.command, path, response.status, who))
+            wire.requests.append(Request(self.command, path, response.status, who))
         return response
 
     def respond(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
