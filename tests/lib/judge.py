@@ -79,16 +79,16 @@ class Judge:
             name = name or body["metadata"].get("name", "")
             fault = "no user touched it" if QUIET.fullmatch(name) else ""
             if kind in ("DELETE pods", "PATCH pods"):
-                uid = (body.get("preconditions") or body["metadata"])["uid"]
-                fault = fault or self.fault_of(verb, name, uid)
+                fault = fault or self.fault_of(verb, name, body)
         if fault:
             self.harm.append(f"{verb} {path}: {fault}: {body}")
 
-    def fault_of(self, verb: str, name: str, uid: str) -> str:
+    def fault_of(self, verb: str, name: str, body: Obj) -> str:
         """What is wrong with a write to this pod."""
         pods = self.all_pods()
-        pod = pods.get(name)
-        if not pod or mo.uid_of(pod) != uid:
+        pod = pods.get(name, {"metadata": {}})
+        meant = body.get("preconditions") or mo.pick(body["metadata"], ("uid", "resourceVersion"))
+        if pod["metadata"] | meant != pod["metadata"]:
             return ""  # the API server rejects it
         owner = mo.controller_of(pod).get("kind")
         if owner not in (["Milvus"] if verb == "DELETE" else [None]) or not mo.labels_of(pod):
