@@ -82,4 +82,4 @@ def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None
     world.passes(3)
     assert world.reason() == "NameConflict"
     (left,) = world.server.all_of("pods")
-    assert mo.owner_uid(left) == "c"
+    assert mo.controller_of(left)["uid"] == "c"

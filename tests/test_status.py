@@ -1,7 +1,7 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
 from tests.lib.front import Request
-from tests.lib.world import World, at_rest, milvus, pod
+from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
 def test_events_tell_the_story() -> None:

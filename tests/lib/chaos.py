@@ -171,7 +171,7 @@ class Users:
             if name in self.taken:
                 desired.remove(self.taken[name])
                 expected = {"Ready": "False", "Reconciled": "False", "Stalled": "True"}
-            mine = [pod for pod in pods if mo.owner_uid(pod) == mo.uid_of(milvus)]
+            mine = [pod for pod in pods if mo.controller_of(pod).get("uid") == mo.uid_of(milvus)]
             images = {mo.name_of(pod): image_of(pod) for pod in mine if is_ready(pod)}
             assert images == dict.fromkeys(desired, image), name
             conditions = milvus["status"].get("conditions", ())

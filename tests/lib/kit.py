@@ -170,7 +170,8 @@ def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str)
 @contextlib.contextmanager
 def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     api = Kube(plane, "default").api
-    admin = mo.by_gvr(api, "", "v1", "Namespace", "namespaces", namespaced=False)
+    admin = mo.by_gvr(api, "", "v1", "Namespace", "namespaces")
+    admin.namespaced = False
     body = {"metadata": {"generateName": "test-"}}
     namespace = admin.create(body=body).metadata.name
     accounts = mo.by_gvr(api, "", "v1", "ServiceAccount", "serviceaccounts")
