@@ -162,7 +162,7 @@ def test_under_the_original_crd_pods_are_made_and_a_newer_crd_brings_statuses(
 
     try:
         use(yaml.safe_load(ORIGINAL_VERSION))
-        kube.kubectl("apply", "-f", "-", stdin=kit.ORIGINAL_MILVUS)
+        kube.kubectl("apply", "-f", "sample.yaml")
         settle(operator)
         kube.ready("milvus-crd-test-0")
     finally:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lib.front import Request
 from tests.lib.world import World, at_rest, milvus
 
 
@@ -138,3 +139,15 @@ def test_writes_that_failed_and_hang_leave_workers_to_others(resource: str, work
         world.operator.run_pass()
         assert "good-0" in world.pods()
         assert world.run(2) == [0, 0.5, 1, 1.5]
+
+
+def test_a_stop_amid_writes_is_no_problem() -> None:
+    world = World(*[milvus(f"x{number}", replicas=2) for number in range(9)])
+
+    def stop(_: Request) -> None:
+        world.operator.cluster.stopping = True
+
+    world.server.when("create", "pods", stop)
+    world.passes()
+    assert world.warnings == []
+    assert len(world.names("create", "pods")) < 9

@@ -91,6 +91,15 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     assert world.reason(kind="Stalled") == "Invalid"
 
 
+def test_a_rejection_that_is_over_does_not_hide_who_has_the_name() -> None:
+    world = World(milvus())
+    world.server.reject("create", "pods", 400, "not at night", times=1)
+    world.passes()
+    world.add(pod("x-0"))
+    world.passes(15)
+    assert world.reason() == "NameConflict"
+
+
 def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milvus() -> None:
     world = at_rest(milvus())
     server = world.server

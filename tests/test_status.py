@@ -53,17 +53,6 @@ def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     assert not any(text in line for line in (*world.log, *world.events()))
 
 
-def test_of_two_replicas_of_the_operator_one_writes_the_events() -> None:
-    world = at_rest(milvus("x"))
-    replicas = [world.operator, world.new_operator()]
-    for text in (None, "proxy.port: 1", None):
-        world.change("x", milvusSpec=text)
-        for world.operator in (*replicas, *replicas):
-            world.passes()
-    told = [event.partition(":")[0] for event in world.events()]
-    assert told == ["Created", "Invalid", "Reconciled"]
-
-
 def test_one_status_is_written_for_several_pods_even_if_its_response_is_lost() -> None:
     world = World(milvus("x", replicas=5))
     world.server.fault("patch", "milvuses/status", "reset", times=1, after=True)

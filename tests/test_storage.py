@@ -56,9 +56,11 @@ def test_without_a_claim_there_is_no_pod_and_with_one_there_is_whatever_a_quota_
     world.passes(5)
     assert world.pods() == ["x-0"]
     assert world.reason() == "QuotaExceeded"
-    world.remove("pods", "x-0")
-    world.passes()
-    assert world.pods() == ["x-0"]
+    for labels in ({}, {mo.CLAIM_LABEL: None}):  # a claim without it is not listed
+        world.patch(CLAIMS, "data-x-0", labels=labels)
+        world.remove("pods", "x-0")
+        world.passes()
+        assert world.pods() == ["x-0"]
 
 
 def test_an_unscheduled_pod_whose_claim_is_gone_is_replaced_claim_first() -> None:

@@ -24,15 +24,6 @@ from tests.lib.world import milvus, pod
 TOP = Path(__file__).resolve().parent.parent.parent
 Obj = dict[str, Any]
 MERGE = "application/merge-patch+json"
-ORIGINAL_MILVUS = """
-apiVersion: "zilliz.com/v1"
-kind: Milvus
-metadata:
-  name: milvus-crd-test
-spec:
-  milvusSpec: "this is milvus spec"
-  image: milvusdb/milvus
-"""
 
 
 def eventually(
