@@ -216,7 +216,6 @@ FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # by what `s
 MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 MAX_NESTING = 32  # levels in spec.milvusSpec
 MAX_SETTINGS = 1000
-MAX_SETTING = 256  # characters in the name of a setting
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 
 # The components share the container and find each other here. If they registered the pod's address,
@@ -353,7 +352,7 @@ def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
         if key in marks:
             raise invalid_at(mark, f"it sets the same setting as line {marks[key].line + 1}")
         # From space to ~, but without =: what the name of an environment variable may contain.
-        if len(name) > MAX_SETTING or not re.fullmatch("[ -<>-~]+", name):
+        if not re.fullmatch("[ -<>-~]{1,256}", name):
             raise invalid_at(mark, "a key must be short, printable ASCII text without =")
         if len(settings) == MAX_SETTINGS:
             raise invalid_at(mark, f"there are more than {MAX_SETTINGS} settings")
@@ -529,7 +528,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
     """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
-    is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
+    is_namesake = owner.get("name") == name_of(milvus)
     # A pod of an earlier Milvus will be gone, a new one of ours listed, an orphan adopted.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
@@ -847,7 +846,7 @@ def api_error(error: ApiException) -> ApiError:
     status: Obj = {}
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         status = dict(json.loads(error.body or "{}"))
-    message = status.get("message") or error.reason or f"HTTP {error.status}"
+    message = status.get("message") or error.reason
     return ApiError(error.status or 0, str(message), status.get("reason") or "")
 
 
@@ -975,9 +974,12 @@ def from_kubeconfig(file: str, settings: Configuration, context: str | None) -> 
         loader = KubeConfigLoader(merged, context, config_base_path=None, temp_file_path=folder)
         chosen = loader.current_context
         user = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
-        if user and "as" in (user.value.get("user") or {}):
+        entry = (user and user.value.get("user")) or {}
+        if "as" in entry:
             raise ConfigException("impersonation (`as`) is not supported")
-        loader.load_and_set(settings)
+        loader.load_and_set(settings)  # if an exec plugin fails, it goes on without credentials
+        if "exec" in entry and not (settings.api_key or settings.cert_file):
+            raise ConfigException("the exec plugin gave no credentials; see what kubectl says")
         namespace = chosen["context"].get("namespace") or "default"
         return Connection(new_client(settings), namespace, chosen["name"])
 
@@ -1066,7 +1068,7 @@ class Cluster:
             raise ApiError(0, "the operator is stopping")
         where = pick(target["metadata"], ("namespace", "name"))
         asked = "list" if verb == "get" and "name" not in where else verb
-        if self.dry_run and verb in ("create", "patch"):
+        if self.dry_run and verb != "get":
             options["dry_run"] = "All"
         options |= where | {"serialize": False, "_request_timeout": self.timeout}
         try:
@@ -1089,7 +1091,7 @@ class Cluster:
     def outage(self, error: ApiError, asked: str) -> Outage | None:
         """What affects more than one Milvus: a missing permission, or rejected credentials, which
         renew() then loads anew."""
-        if str(error) == "Unauthorized":  # a webhook may reject with code 401, too
+        if error.code == 401 and "denied" not in str(error):  # as webhooks and policies say
             self.is_rejected = True
             return f"{self.server} rejects the credentials", "log in again, or renew the token"
         if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
@@ -1213,7 +1215,7 @@ def next_delay(before: BackOff, error: ApiError | None, now: float) -> float:
     began = before.until - before.delay
     if now >= began + QUIET or (error and not before.error):
         before = NO_BACK_OFF  # a failure does not inherit the delay of successes
-    is_long = error is None or error.why.reason in STALLED
+    is_long = not error or error.why.reason in STALLED
     first, most = (10, 300) if is_long else (1, 30)
     return min(max(first, 2 * before.delay), most)
 
@@ -1702,7 +1704,7 @@ def start_log(verbose: bool, log_format: str) -> None:
     handler.format = json_line if log_format == "json" else text_line  # type: ignore[method-assign]
     log.addHandler(handler)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    logging.getLogger().addHandler(logging.NullHandler())  # libraries would log in other formats
     urllib3.disable_warnings()  # of `insecure-skip-tls-verify`, before each request
 
 

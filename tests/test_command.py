@@ -127,6 +127,17 @@ def test_no_kubeconfig_says_how_to_give_one() -> None:
     fails(Command(), 2, text)
 
 
+def test_an_exec_plugin_that_fails_leaves_no_anonymous_operator(tmp_path: Path) -> None:
+    """The client library would go on without credentials, and print what the plugin says."""
+    says = ["-c", "echo hunter2 >&2; exit 1"]
+    version = "client.authentication.k8s.io/v1"
+    plugin = {"apiVersion": version, "command": "sh", "args": says, "interactiveMode": "Never"}
+    file = write_kubeconfig(tmp_path / "config", NOWHERE, {"exec": plugin})
+    process = Command("--kubeconfig", file)
+    fails(process, 2, "the exec plugin gave no credentials; see what kubectl says")
+    assert "hunter2" not in process.log
+
+
 def rejection(file: Path, context: str | None = None) -> str:
     """What is said about a kubeconfig that cannot be used."""
     with pytest.raises(mo.Unusable) as raised:

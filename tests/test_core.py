@@ -292,6 +292,7 @@ ROLE = "not allowed to create pods in namespace test: "
 # A code and a message: the reason, or the line of an outage.
 MEANINGS = {
     "401 Unauthorized": LOGIN,
+    "401 must authenticate": LOGIN,  # in the words of a gateway
     FORBIDDEN + USER: ROLE + FORBIDDEN[4:] + USER,
     FORBIDDEN + OWNER: ROLE + FORBIDDEN[4:] + OWNER,
     FORBIDDEN + QUOTA: "QuotaExceeded",
