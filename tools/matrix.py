@@ -3,7 +3,7 @@
 It uses each Python on the PATH or under ~/.pyenv/versions, with the oldest packages that
 requirements.txt allows and with the newest, and one Python with the newest packages against an
 older API server. A table in docs/reports/tested.md says what came of it, or why something was not
-run.
+run; what follows the table there was written by hand, and stays.
 """
 
 import contextlib
@@ -111,6 +111,8 @@ def main() -> int:
         print(row, flush=True)
         rows[row] = well
     machine = f"{os.uname().sysname} on {os.uname().machine}"
+    file = TOP / "docs/reports/tested.md"
+    _, mark, by_hand = file.read_text().partition("\n## ")
     text = f"""# Tested with
 
 `make matrix` on {datetime.now(UTC):%Y-%m-%d}, {machine}. It runs the tests marked `platform`,
@@ -122,7 +124,7 @@ tests on one Python. Of the control plane, only kube-apiserver is ever older.
 | Python | OpenSSL | packages | kube-apiserver | result |
 |---|---|---|---|---|
 """
-    (TOP / "docs/reports/tested.md").write_text(text + "\n".join(rows) + "\n")
+    file.write_text(text + "\n".join(rows) + "\n" + mark + by_hand)
     return 0 if all(rows.values()) else 1
 
 
