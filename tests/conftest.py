@@ -19,6 +19,9 @@ from tests.lib.wire import Api, Wire
 # Settings of a make that runs the tests must not reach the make that a test runs.
 for _name in ("MAKEFLAGS", "MAKELEVEL", "PYTHON", "DOCKER", "IMAGE", "YES"):
     os.environ.pop(_name, None)
+# A proxy of the machine is for downloads, not for the servers of the tests.
+_direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), f"127.0.0.1,{_direct}")
 
 
 @pytest.hookimpl(optionalhook=True)
