@@ -89,9 +89,12 @@ class Demo:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.number = 0
-        own = {"KUBECONFIG": str(plane.kubeconfig())}
-        # Without options that the user has set for another operator.
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("MILVUS_")} | own
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("MILVUS_OPERATOR_")  # options for another operator
+        }
+        self.env["KUBECONFIG"] = str(plane.kubeconfig())
         self.operator = subprocess.Popen(
             [sys.executable, str(TOP / "milvus_operator.py"), "--interval", "1"],
             env=self.env,
