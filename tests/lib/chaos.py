@@ -24,11 +24,12 @@ from tests.lib.wire import Handler
 
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
 CODES = (401, 403, 404, 409, 410, 422, 429, 500, 503, 504)
+REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError", 504: "Timeout"}  # not as in HTTP
 
 
 def error(code: int) -> Callable[[Handler], None]:
     """A fault that responds with an error in the API server's own format."""
-    reason = responses[code].replace(" ", "")
+    reason = REASONS.get(code) or responses[code].replace(" ", "")
     body = json.dumps(Rejected(code, reason, f"injected {reason}").status).encode()
     return lambda handler: handler.respond(code, body, **{"Retry-After": "1"})
 
