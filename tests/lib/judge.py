@@ -45,14 +45,10 @@ REQUESTS = {
 UNKNOWN = ("(?!)", "no operator makes this request")  # a pattern that matches nothing
 
 
-def is_ending(obj: Obj) -> bool:
-    return "deletionTimestamp" in obj["metadata"]
-
-
 def is_ready(pod: Obj) -> bool:
     status = pod["status"]
     said = {one["type"]: one["status"] for one in status.get("conditions") or []}
-    return said.get("Ready") == "True" and status["phase"] == "Running" and not is_ending(pod)
+    return said.get("Ready") == "True" and status["phase"] == "Running" and not mo.is_ending(pod)
 
 
 def image_of(pod: Obj) -> str:

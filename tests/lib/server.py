@@ -12,8 +12,8 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import milvus_operator as mo
 from tests.lib.front import Front, Obj, Rejected, Request
-from tests.lib.judge import is_ending
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
 PROTECTION = "kubernetes.io/pvc-protection"  # a finalizer that every claim gets
@@ -76,7 +76,7 @@ class MemoryServer(Front):
     def run_pods(self) -> None:
         """Every pod that is Pending runs and is Ready."""
         for pod in self.all_of("pods"):
-            if pod["status"]["phase"] == "Pending" and not is_ending(pod):
+            if pod["status"]["phase"] == "Pending" and not mo.is_ending(pod):
                 self.set_pod(pod["metadata"]["name"], True, pod["metadata"]["namespace"])
 
     def fail(self, name: str) -> None:
@@ -86,7 +86,7 @@ class MemoryServer(Front):
         """The grace periods are over: what is ending goes, unless a finalizer keeps it."""
         with self.lock:
             for key, obj in [*self.objects.items()]:
-                if is_ending(obj):
+                if mo.is_ending(obj):
                     finalizers = {*obj["metadata"].get("finalizers", ())} - {PROTECTION}
                     end = {"deletionGracePeriodSeconds": 0, "finalizers": [*finalizers]}
                     self.put(key[0], merge(obj, {"metadata": end}))
@@ -169,7 +169,7 @@ class MemoryServer(Front):
         if metadata | asked != metadata:
             raise Rejected(409, "Conflict", f"not what the preconditions say: {asked}")
         grace = request.body.get("gracePeriodSeconds")
-        if not is_ending(obj):
+        if not mo.is_ending(obj):
             obj = with_next_generation(obj)
         elif grace is None or grace >= metadata["deletionGracePeriodSeconds"]:
             return obj

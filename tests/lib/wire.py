@@ -5,6 +5,7 @@ handler and the request's verb and path; if it returns true, it has handled the 
 set `judge`, who then hears of each write before the API server; nothing is recorded for as long.
 """
 
+import contextlib
 import os
 import socket
 import ssl
@@ -143,11 +144,11 @@ class Handler(BaseHTTPRequestHandler):
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
         wire = self.wire
         url, headers = wire.server + self.path, dict(self.headers)
-        if wire.judge and self.command != "GET":
-            with wire.lock:  # the judge sees what the write before has done
-                wire.judge.hear(self.command, self.path, self.seen)
-                return wire.upstream.request(self.command, url, body=self.seen, headers=headers)
-        response = wire.upstream.request(self.command, url, body=self.seen, headers=headers)
+        judge = wire.judge if self.command != "GET" else None
+        with wire.lock if judge else contextlib.nullcontext():  # it sees what earlier writes did
+            if judge:
+                judge.hear(self.command, self.path, self.seen)
+            response = wire.upstream.request(self.command, url, body=self.seen, headers=headers)
         if not wire.judge:
             path = self.path.partition("?")[0]
             who = self.headers.get("Authorization", "")
