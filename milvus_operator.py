@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
 """Keeps the pods of every Milvus resource running: a Kubernetes operator in one file.
 
-    python milvus_operator.py          # manage the namespace of the kubeconfig's current context
-    python milvus_operator.py -A       # manage all namespaces
-
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
 to do (pure functions over plain dicts), carries it out, and says what was done; if there was
 nothing to do, it writes the status. The next pass sees the effect of its writes.
 
-What is kept between passes saves work and spaces out retries; nothing goes wrong if it is lost.
-Names are fixed, every delete carries a UID, and every decision starts from fresh lists, so a write
-that is lost or repeated does no harm.
+What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
+a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
 
 In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
 both as dicts. Start reading at `decide`, then `Operator.run_pass` and `Visit.serve`.
@@ -27,13 +23,10 @@ if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
 
-import concurrent.futures
-import contextlib
 import gc
 import hashlib
 import json
 import logging
-import math
 import random
 import re
 import socket
@@ -44,10 +37,12 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
+from math import inf
 from typing import Any, NamedTuple
 
 import click
@@ -75,7 +70,7 @@ PLURAL = "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGER = "milvus-polling-operator"
 IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # a folder in the container
+NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every container
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -101,9 +96,10 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
-# Reasons for not being Ready that usually pass on their own, ours and the kubelet's.
-PASSING = {PENDING, "Creating", "Updating", "Terminating"}
-PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}
+# Reasons for not being Ready that usually pass on their own, ours and the kubelet's. The condition
+# shows a lower number first: what lasts (0), then what a rolling update waits for.
+PASSING = dict.fromkeys(("ContainerCreating", "PodInitializing", "ContainersNotReady"), 1)
+PASSING |= {PENDING: 1, "Creating": 1, "Terminating": 1, "Updating": 2}
 STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 EXISTS = "AlreadyExists"  # the reason of the API server's Status object
 STRIPPED = "Stripped"  # the same, of our own: admission has changed a pod
@@ -146,10 +142,6 @@ def uid_of(obj: Obj) -> str:
     return obj["metadata"]["uid"]
 
 
-def version_of(obj: Obj) -> str:
-    return obj["metadata"]["resourceVersion"]
-
-
 def labels_of(obj: Obj) -> Obj:
     return obj["metadata"].get("labels", {})
 
@@ -168,13 +160,9 @@ def is_ending(obj: Obj) -> bool:
     return "deletionTimestamp" in obj["metadata"]
 
 
-def phase_of(pod: Obj) -> str:
-    return pod["status"].get("phase", "Unknown")
-
-
 def is_finished(pod: Obj) -> bool:
     """Failed or Succeeded: its containers have ended and will not start again."""
-    return phase_of(pod) in ("Failed", "Succeeded")
+    return pod["status"].get("phase") in ("Failed", "Succeeded")
 
 
 def conditions_of(obj: Obj) -> list[Obj]:
@@ -212,7 +200,7 @@ CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport": "proxy.port", "metricsport": "metrics.port"}  # by what `setting` returns
+FIXED = {"proxyport", "metricsport"}  # as `setting` returns them
 MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 MAX_NESTING = 32  # levels in spec.milvusSpec
 MAX_SETTINGS = 1000
@@ -251,10 +239,8 @@ class Spec:
 
 
 def spec_of(milvus: Obj) -> Spec:
-    """Read the spec. Raises Invalid, or anything else, because an older CRD does not check types;
-    Visit.plan() handles both."""
-    if "spec" not in milvus:
-        # slim_milvus() has left it out.
+    """Read the spec. Raises Invalid or, as an older CRD does not check types, anything else."""
+    if "spec" not in milvus:  # slim_object() has left it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     # What the user wrote, not the resulting pod: a newer operator must not restart any pod. Without
     # storage, which the CRD lets nobody add or remove.
@@ -311,8 +297,7 @@ def invalid_at(mark: Any, text: str) -> Invalid:
 
 
 def settings_of(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping by dotted name; None: it is text, which sets nothing. Raises
-    Invalid."""
+    """The settings of a YAML mapping by dotted name; None: it is text. Raises Invalid."""
     try:
         check_shape(text)
         node = yaml.compose(text, YAML_LOADER)
@@ -348,7 +333,7 @@ def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
     for name, value, mark in flatten(node):
         key = setting(name)
         if key in FIXED:
-            raise invalid_at(mark, f"{FIXED[key]} cannot be changed: the pod's ports depend on it")
+            raise invalid_at(mark, "leave out proxy.port and metrics.port: the ports are fixed")
         if key in marks:
             raise invalid_at(mark, f"it sets the same setting as line {marks[key].line + 1}")
         # From space to ~, but without =: what the name of an environment variable may contain.
@@ -381,13 +366,8 @@ def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str
 # ---------- The core: what to do and what to say; it knows no clock, network or log ----------
 
 
-# --- Names, labels, owners ---
 def pod_name(milvus: Obj, ordinal: int) -> str:
     return f"{name_of(milvus)}-{ordinal}"
-
-
-def claim_name(milvus: Obj, ordinal: int) -> str:
-    return f"data-{pod_name(milvus, ordinal)}"
 
 
 def selector_of(milvus: Obj) -> dict[str, str]:
@@ -415,10 +395,9 @@ def owner_reference(milvus: Obj) -> Obj:
 def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
     metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
-    volume: Obj = {"name": "data", "emptyDir": {}}
+    volume: Obj = {"emptyDir": {}}
     if spec.storage.get("size"):
-        claim = {"claimName": claim_name(milvus, ordinal)}
-        volume = {"name": "data", "persistentVolumeClaim": claim}
+        volume = {"persistentVolumeClaim": {"claimName": f"data-{pod_name(milvus, ordinal)}"}}
     generated = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -427,7 +406,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "containers": [new_container(spec.image, spec.settings or {})],
         "hostname": pod_name(milvus, ordinal),
         "subdomain": name_of(milvus),
-        "volumes": [volume],
+        "volumes": [{"name": "data"} | volume],
     }
     ours = {
         "name": pod_name(milvus, ordinal),
@@ -451,7 +430,7 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {
-            "name": claim_name(milvus, ordinal),
+            "name": f"data-{pod_name(milvus, ordinal)}",
             "namespace": namespace_of(milvus),
             "labels": {CLAIM_LABEL: name_of(milvus)},
         },
@@ -505,7 +484,6 @@ def overlay_list(key: str, base: list[Obj], over: list[Any]) -> list[Any]:
     return [*below.values(), *merged]
 
 
-# --- Whose pod it is ---
 def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
     """Pods or claims by full name without the ordinal, then by ordinal."""
     found = defaultdict[str, Objs](dict)
@@ -517,11 +495,8 @@ def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
 
 def members(milvus: Obj, pods: Objs) -> Objs:
     """Those of the pods with our names that this Milvus owns. Ownership is a UID."""
-    return {
-        ordinal: pod
-        for ordinal, pod in pods.items()
-        if controller_of(pod).get("uid") == uid_of(milvus)
-    }
+    uid = uid_of(milvus)
+    return {o: pod for o, pod in pods.items() if controller_of(pod).get("uid") == uid}
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
@@ -534,9 +509,9 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
         return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
     text = f"pod {name} already exists and {whose}, so the operator does not touch it"
-    advice = "delete it if nobody needs it, or create the Milvus under another name"
-    labels = f"a pod of this Milvus should have the labels {selector_text(milvus)}"
-    return Reason(NAME_CONFLICT, f"{text}: {advice}; {labels}")
+    labels = f"if it is a pod of this Milvus, give it the labels {selector_text(milvus)}"
+    advice = "if nobody needs it, delete it; or create the Milvus under another name"
+    return Reason(NAME_CONFLICT, f"{text}: {labels}; {advice}")
 
 
 # --- What to do ---
@@ -564,18 +539,14 @@ class Action(NamedTuple):
 class BackOff(NamedTuple):
     """The time before which something is not done again, the delay, and its error, if it failed."""
 
-    until: float = -math.inf
+    until: float = -inf
     delay: float = 0
     error: ApiError | None = None
 
     @property
-    def why(self) -> Reason:
-        return self.error.why if self.error else Reason("")
-
-    @property
     def refused_until(self) -> float:
         """Until when it is refused. A lost request is not refused: it may still be carried out."""
-        return self.until if self.error and not self.error.is_lost else -math.inf
+        return self.until if self.error and not self.error.is_lost else -inf
 
 
 BackOffs = Mapping[Key, BackOff]
@@ -599,7 +570,6 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
         if is_mine and not is_desired:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
-            # As after `kubectl delete --cascade=orphan`.
             yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
         elif is_desired and not is_mine and not (claim and is_ending(claim)):
             yield Action("create", ordinal, {})  # even if a pod of another owner has the name
@@ -641,8 +611,10 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     # All others must be Ready, but broken pods that could not be deleted and names that others hold
     # would hold it up for good.
     must_be_ready = {*range(spec.replicas)} - {*serving}
-    must_be_ready -= {ordinal for ordinal in outdated if ("replace", ordinal) in failed}
-    must_be_ready -= {o for (_, o), b in failed.items() if b.why.reason == NAME_CONFLICT}
+    for (verb, ordinal), (_, _, error) in failed.items():
+        is_undeletable = verb == "replace" and ordinal in outdated
+        if is_undeletable or (error and error.why.reason == NAME_CONFLICT):
+            must_be_ready.discard(ordinal)
     # No Ready surplus pod may be left, because it is deleted in this pass.
     surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
@@ -658,7 +630,7 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
 def why_not_ready(pod: Obj) -> Reason:
     """Why a pod is not Ready, in the words of its status, or else its phase."""
     status = pod["status"]
-    phase = phase_of(pod)
+    phase = status.get("phase", "Unknown")
     if is_ending(pod):
         return Reason("Terminating")
     if is_finished(pod):
@@ -689,8 +661,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
     text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
         return Reason("Ready", text)
-    lasting = [ordinal for ordinal in unready if unready[ordinal].reason not in PASSING]
-    ordinal = next(iter(lasting or unready))
+    ordinal = min(unready, key=lambda ordinal: PASSING.get(unready[ordinal].reason, 0))
     reason, message = unready[ordinal]
     return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
@@ -762,37 +733,25 @@ def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     }
 
 
-# What has been done after each verb; the first word is the reason of the event.
-DONE = {
-    "claim": "created claim",
-    "create": "created pod",
-    "adopt": "adopted pod",
-    "delete": "deleted pod",
-    "restart": "deleted pod",
-    "replace": "deleted pod",
-    "grow": "grew claim",
-}
+# What has been done after a verb; after the others: deleted pod.
+DONE = {"create": "created pod", "adopt": "adopted pod", "grow": "grew claim"}
 
 
-def sentence(verb: str, names: list[str], reason: str) -> str:
+def sentence(done: str, names: list[str], reason: str) -> str:
     """What has been done to these pods or claims, for the log and for an event."""
     plural = "s" if len(names) > 1 else ""
-    text = f"{DONE[verb]}{plural} {', '.join(names)}"
+    text = f"{done}{plural} {', '.join(names)}"
     return f"{text}: {reason}" if reason else text
 
 
 # ---------- The shell: the only part that knows about HTTP ----------
 
 
-def by_gvr(
-    api: ApiClient, group: str, version: str, kind: str, plural: str, **options: Any
-) -> Resource:
+def by_gvr(api: ApiClient, group: str, version: str, kind: str, name: str, **more: Any) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
-    client = DynamicClient(api, discoverer=lambda client, cache_file: None)
+    more["client"] = DynamicClient(api, discoverer=lambda client, cache_file: None)
     prefix = "apis" if group else "api"
-    return Resource(
-        prefix, group, version, kind, name=plural, namespaced=True, client=client, **options
-    )
+    return Resource(prefix, group, version, kind, name=name, namespaced=True, **more)
 
 
 def milvuses(api: ApiClient) -> Resource:
@@ -806,7 +765,6 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
-# --- What a failed request means ---
 class ApiError(Exception):
     """A request that failed, with the server's words."""
 
@@ -829,14 +787,8 @@ class ApiError(Exception):
         return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
 
     @property
-    def blocks_verb(self) -> bool:
-        """Whether the next action for the same Milvus would fail in the same way."""
-        return self.is_lost or self.outage is not None or self.why.reason == QUOTA_EXCEEDED
-
-    @property
     def denial(self) -> str:
-        """Why the API server itself forbids it, as in `pods "x-0" is forbidden: exceeded quota: …`;
-        what a webhook or a user says does not count."""
+        """Why the API server itself, not a webhook, forbids it: `pods "x-0" is forbidden: …`"""
         words = re.match(r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (.*)', str(self))
         return words[1] if words and self.code == 403 else ""
 
@@ -844,15 +796,14 @@ class ApiError(Exception):
 def api_error(error: ApiException) -> ApiError:
     """From the client's exception, whose body is a Status object if the API server wrote it."""
     status: Obj = {}
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
+    with suppress(ValueError, TypeError, RecursionError):
         status = dict(json.loads(error.body or "{}"))
     message = status.get("message") or error.reason
     return ApiError(error.status or 0, str(message), status.get("reason") or "")
 
 
 def unexpected(error: Exception) -> ApiError:
-    """From an exception that nobody foresaw. Its text may hold secrets, so only its places are
-    shown, the innermost first."""
+    """From an exception that nobody foresaw. Its text may hold secrets: show only its places."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
     text = f"unexpected {type(error).__name__}, please report this bug: {places}"
@@ -876,8 +827,7 @@ def split_list(body: bytes) -> tuple[Obj, memoryview]:
 
 
 def parse(items: bytes) -> list[Obj]:
-    """A JSON array of objects. One that is nested too deeply for Python must not hide the others:
-    then text replaces whatever is too deep."""
+    """A JSON array of objects. One that is too deep for Python must not hide the others."""
     try:
         try:
             return list(json.loads(items))
@@ -888,8 +838,7 @@ def parse(items: bytes) -> list[Obj]:
 
 
 def shallow(items: bytes) -> bytes:
-    """The JSON array with text in place of whatever is nested deeper than MAX_DEPTH levels; the API
-    server then rejects such a pod."""
+    """The JSON array with text, which the API server rejects, in place of what is too deep."""
     kept = []
     depth = start = 0
     for token in JSON_TOKEN.finditer(items):
@@ -908,18 +857,17 @@ IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deleti
 READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
-def slim_milvus(milvus: Obj) -> Obj:
-    """The parts of a Milvus that are used here; a spec that is too large is left out."""
-    slim = {"metadata": pick(milvus["metadata"], IDENTITY)} | pick(milvus, ["status"])
-    with contextlib.suppress(RecursionError):
-        if len(json.dumps(milvus.get("spec"))) <= MAX_SPEC:
-            slim |= pick(milvus, ["spec"])
+def slim_object(obj: Obj) -> Obj:
+    """The parts of a Milvus or a claim that are used here; a spec that is too large is left out."""
+    slim = {"metadata": pick(obj["metadata"], IDENTITY)} | pick(obj, ["status"])
+    with suppress(RecursionError):
+        if len(json.dumps(obj.get("spec"))) <= MAX_SPEC:
+            slim |= pick(obj, ["spec"])
     return slim
 
 
 def slim_pod(pod: Obj) -> Obj:
-    """The parts of a pod that are used here: about a fifth, because all pods are kept in memory.
-    What a Ready pod says of itself is not used: all of them share one status."""
+    """The parts of a pod that are used here, about a fifth: all pods are kept in memory."""
     metadata = pick(pod["metadata"], IDENTITY)
     metadata["labels"] = pick(labels_of(pod), SELECTING)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(pod)}
@@ -928,24 +876,13 @@ def slim_pod(pod: Obj) -> Obj:
     return {"metadata": metadata, "status": status}
 
 
-def slim_claim(claim: Obj) -> Obj:
-    """The parts of a claim that are used here."""
-    return {"metadata": pick(claim["metadata"], IDENTITY)} | pick(claim, ("spec", "status"))
-
-
-# --- The connection ---
 class Unusable(click.ClickException):
     """There is no usable configuration."""
 
     exit_code = 2
 
 
-class Connection(NamedTuple):
-    """A client, and where it came from."""
-
-    api: ApiClient
-    namespace: str  # the default one
-    context: str | None = None  # of the kubeconfig; chosen once, at the start
+Connection = tuple[ApiClient, str, str | None]  # with the default namespace and the context
 
 
 def connect(path: str | None, connections: int, context: str | None) -> Connection:
@@ -958,8 +895,8 @@ def connect(path: str | None, connections: int, context: str | None) -> Connecti
             return from_kubeconfig(file, settings, context)
         if IN_POD in os.environ and not (path or context):
             load_incluster_config(settings)
-            with open(f"{SERVICE_ACCOUNT}/namespace") as namespace:
-                return Connection(new_client(settings), namespace.read().strip())
+            with open(NAMESPACE_FILE) as namespace:
+                return new_client(settings), namespace.read().strip(), None
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
     except (ConfigException, OSError) as error:
         text = without_secrets(str(error))
@@ -981,7 +918,7 @@ def from_kubeconfig(file: str, settings: Configuration, context: str | None) -> 
         if "exec" in entry and not (settings.api_key or settings.cert_file):
             raise ConfigException("the exec plugin gave no credentials; see what kubectl says")
         namespace = chosen["context"].get("namespace") or "default"
-        return Connection(new_client(settings), namespace, chosen["name"])
+        return new_client(settings), namespace, chosen["name"]
 
 
 def new_client(settings: Configuration) -> ApiClient:
@@ -1007,13 +944,12 @@ def without_secrets(text: str) -> str:
     return re.sub("//[^/ ]*@", "//", text).partition("/{")[0]
 
 
-# --- The requests ---
 @dataclass
 class Cluster:
     """The requests to one API server. The methods raise ApiError."""
 
     connect: Callable[[str | None], Connection]
-    context: str | None = None
+    context: str | None = None  # of the kubeconfig; chosen once, at the start
     timeout: float = 30
     dry_run: bool = False
     clock: Callable[[], float] = time.monotonic
@@ -1021,15 +957,16 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.dry_run_note = " (dry run)" if self.dry_run else ""
-        self.pages: dict[tuple[str, str | None], dict[bytes, list[Obj]]] = {}  # of the last lists
+        self.pages = defaultdict[Any, dict[bytes, list[Obj]]](dict)  # of the last lists
         self.progressed = self.clock()  # when a request last ended, or a pass began
         self.changed = self.clock()  # when a list last showed something new
-        self.use(self.connect(self.context))
+        self.load()
 
-    def use(self, connection: Connection) -> None:
-        api = connection.api
-        self.connection = connection
-        self.hook = api.configuration.refresh_api_key_hook  # renews a token that has expired
+    def load(self) -> None:
+        """Load the configuration."""
+        api, self.namespace, self.context = self.connect(self.context)
+        self.settings = api.configuration
+        self.hook = self.settings.refresh_api_key_hook  # renews a token that has expired
         self.is_rejected = False  # whether the server has rejected the credentials
         self.milvuses = milvuses(api)
         self.pods = pods(api)
@@ -1038,17 +975,17 @@ class Cluster:
         label = f"{MANAGED_BY_LABEL}={MANAGER}"
         self.lists = [
             (self.pods, slim_pod, label),
-            (self.claims, slim_claim, CLAIM_LABEL),  # after pods: a listed pod's claim is there
-            (self.milvuses, slim_milvus, ""),  # last: no spec or owner is older than a pod
+            (self.claims, slim_object, CLAIM_LABEL),  # after pods: a listed pod's claim is there
+            (self.milvuses, slim_object, ""),  # last: no spec or owner is older than a pod
         ]
-        self.server = without_secrets(api.configuration.host)
+        self.server = without_secrets(self.settings.host)
 
     def renew(self) -> None:
         """Load the configuration anew if the server has rejected it, and renew the token: once per
         pass, because before each request, as the client does it, takes a third of the CPU time."""
         if self.is_rejected:
-            self.use(self.connect(self.connection.context))
-        settings = self.connection.api.configuration
+            self.load()
+        settings = self.settings
         try:
             if self.hook:
                 self.hook(settings)
@@ -1056,18 +993,19 @@ class Cluster:
             raise Unusable(without_secrets(str(error))) from None
         # Else the client would run it before each request. A hook may set itself again.
         settings.refresh_api_key_hook = None
-        # The files of tokens end with a newline.
+        # A token's file ends with a newline.
         settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
 
     def request(
         self, verb: str, resource: Resource, target: Obj, most: int | None = None, **options: Any
     ) -> bytes:
-        """Send a request with the dynamic client. The target's metadata has the namespace and the
-        name. Returns the response, or only its first `most` bytes."""
+        """Send a request about the target, a whole object or its metadata with namespace and name.
+        Returns the response, or only its first `most` bytes."""
         if self.stopping and verb != "get":
             raise ApiError(0, "the operator is stopping")
         where = pick(target["metadata"], ("namespace", "name"))
         asked = "list" if verb == "get" and "name" not in where else verb
+        asked = f"{asked} {resource.name} in {place(where.get('namespace'))}"
         if self.dry_run and verb != "get":
             options["dry_run"] = "All"
         options |= where | {"serialize": False, "_request_timeout": self.timeout}
@@ -1083,19 +1021,19 @@ class Cluster:
             failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
         finally:
             self.progressed = self.clock()
-        failed.outage = self.outage(
-            failed, f"{asked} {resource.name} in {place(where.get('namespace'))}"
-        )
+        failed.outage = self.outage(failed, asked)
         raise failed
 
     def outage(self, error: ApiError, asked: str) -> Outage | None:
-        """What affects more than one Milvus: a missing permission, or rejected credentials, which
-        renew() then loads anew."""
+        """What affects more than one Milvus: a missing permission, or rejected credentials."""
         if error.code == 401 and "denied" not in str(error):  # as webhooks and policies say
             self.is_rejected = True
             return f"{self.server} rejects the credentials", "log in again, or renew the token"
         if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
             return f"not allowed to {asked}", f"{error} (see the role in deploy.yaml)"
+        if error.code and asked.startswith("list"):
+            advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
+            return f"cannot {asked}", f"{error}{advice if error.code == 404 else ''}"
         return None
 
     def list_all(
@@ -1103,7 +1041,7 @@ class Cluster:
     ) -> list[Obj]:
         """All objects of a list. A page that weighs too much is asked for again, smaller; one that
         is the same as in the last list is not parsed again."""
-        known = self.pages.get((resource.name, namespace), {})
+        known = self.pages[resource.name, namespace]
         pages = {}
         target = {"metadata": {"namespace": namespace}}
         options: Obj = {"label_selector": label, "limit": PAGE}
@@ -1138,9 +1076,6 @@ class Cluster:
             advice = "exempt the pods of this Milvus, and delete those that have been changed"
             raise ApiError(422, f"admission removes {text} {name_of(pod)}: {advice}", STRIPPED)
 
-    def get_pod(self, pod: Obj) -> Obj:
-        return parse(b"[%b]" % self.request("get", self.pods, pod))[0]
-
     def grow(self, claim: Obj, size: str | int) -> None:
         """Ask for a larger volume, if the claim has not changed."""
         body = {"metadata": pick(claim["metadata"], ["resourceVersion"])}
@@ -1149,7 +1084,7 @@ class Cluster:
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run, under another name, whether the API server accepts such a pod.
-        A taken name and an exceeded quota do not count: the old pod will make room."""
+        A taken name or an exceeded quota does not count: the old pod will make room."""
         renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
         try:
             self.create(renamed, dry_run="All")
@@ -1158,8 +1093,7 @@ class Cluster:
                 raise
 
     def delete(self, pod: Obj) -> None:
-        """Delete a pod. One that was not Ready is deleted only if it has not changed since, because
-        it may be Ready by now."""
+        """Delete a pod. If it was not Ready, it must not have changed: it may be Ready by now."""
         keys = ["uid"] if is_ready(pod) else ["uid", "resourceVersion"]
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
@@ -1167,8 +1101,7 @@ class Cluster:
         self.request("delete", self.pods, pod, body=body)
 
     def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Set the owner of an orphan. The Milvus was listed later and was not ending, so it has not
-        been deleted with --cascade=orphan."""
+        """Set the owner of an orphan. Its Milvus, which was listed later, is not being deleted."""
         metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
         metadata["ownerReferences"] = [owner_reference(milvus)]
         patch = {"metadata": metadata}
@@ -1177,7 +1110,7 @@ class Cluster:
 
     def patch_status(self, milvus: Obj, status: Obj) -> None:
         """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
-        body = {"metadata": {"resourceVersion": version_of(milvus)}, "status": status}
+        body = {"metadata": pick(milvus["metadata"], ["resourceVersion"]), "status": status}
         merge = "application/merge-patch+json"  # custom resources reject the client's default
         self.request("patch", self.milvuses.status, milvus, body=body, content_type=merge)
 
@@ -1198,7 +1131,6 @@ def timestamp(precision: str = "seconds") -> str:
 
 # ---------- The loop: list, visit, wait ----------
 
-MIN_ACTING = 5  # seconds for which a pass acts on its lists, at least
 CONFLICT_DELAY = 4  # three conflicts, with 1, 2 and 4 seconds, are no failure: the lists were old
 QUIET = 600  # seconds without a write after which its back-off starts again from its first delay
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
@@ -1240,7 +1172,9 @@ class Pass:
     is_once: bool  # whether each write is tried only once
     listed: float = 0  # when the lists had arrived
     deadline: float = 0  # after which no action begins
-    unlisted: int = 0  # lists that have failed
+    has_listed: bool = False  # whether any list has succeeded
+    unlisted: int = 0  # namespaces of which a list has failed
+    failed: int = 0  # Milvus resources that could not be served
     is_cut: bool = False  # whether something is left that the next pass can do at once
     outages: dict[str, str] = field(default_factory=dict)  # what affects several; the details
     outcomes: list[str] = field(default_factory=list)  # what workers have done
@@ -1261,7 +1195,8 @@ class Visit:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        return tuple(map(version_of, (self.milvus, *self.pods.values(), *self.claims.values())))
+        objects = (self.milvus, *self.pods.values(), *self.claims.values())
+        return tuple(obj["metadata"]["resourceVersion"] for obj in objects)
 
     @property
     def is_needed(self) -> bool:
@@ -1283,19 +1218,19 @@ class Visit:
                 is_complete = False
                 break
             error = self.attempt(action.key, self.carry_out, action)
-            if error and error.blocks_verb:
+            if error and (error.is_lost or error.outage or error.why.reason == QUOTA_EXCEEDED):
                 blocked.add(action.verb)
                 is_complete = False
-        for (verb, reason), names in self.done.items():
-            self.this.outcomes += [DONE[verb]] * len(names)
-            self.say(DONE[verb].split()[0].capitalize(), sentence(verb, names, reason))
+        for (done, reason), names in self.done.items():
+            self.this.outcomes += [done] * len(names)
+            self.say(done.split()[0].capitalize(), sentence(done, names, reason))
         says_status = not self.done or blocked or self.cluster.dry_run
         if says_status:
             self.write_status()
             self.write_events()
         # Back-offs that are over have had their turn in this visit.
         waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
-        memory.wake = min(waiting, default=math.inf)
+        memory.wake = min(waiting, default=inf)
         if not is_complete:
             memory.wake = self.this.listed  # now, and among those in the order of their visits
         elif says_status:
@@ -1332,27 +1267,22 @@ class Visit:
 
     def carry_out(self, action: Action) -> None:
         cluster = self.cluster
-        ordinal = action.ordinal
-        name = pod_name(self.milvus, ordinal)
-        match action.verb:
-            case "create":
-                self.create(ordinal)
-            case "adopt":
-                cluster.adopt(self.milvus, action.obj)
-            case "grow":
-                name = name_of(action.obj)
-                cluster.grow(action.obj, self.spec.storage["size"])
-            case "restart":
-                if not is_finished(action.obj) and not self.create_claim(ordinal):
-                    return  # its claim is there, unlabelled or not listed; asking again backs off
-                cluster.delete(action.obj)
-            case "replace":
-                # Of the first ordinal, so that all are refused with the same words.
-                cluster.check(new_pod(self.milvus, self.spec, 0))
-                cluster.delete(action.obj)
-            case "delete":
-                cluster.delete(action.obj)
-        self.done[action.verb, action.reason].append(name)
+        verb, ordinal, obj, reason, _ = action
+        if verb == "restart" and not is_finished(obj) and not self.create_claim(ordinal):
+            return  # its claim is there, unlabelled or not listed; asking again backs off
+        if verb == "replace":
+            # Of the first ordinal, so that all are refused with the same words.
+            cluster.check(new_pod(self.milvus, self.spec, 0))
+        if verb == "create":
+            self.create(ordinal)
+        elif verb == "adopt":
+            cluster.adopt(self.milvus, obj)
+        elif verb == "grow":
+            cluster.grow(obj, self.spec.storage["size"])
+        else:
+            cluster.delete(obj)
+        name = name_of(obj) if obj else pod_name(self.milvus, ordinal)
+        self.done[DONE.get(verb, "deleted pod"), reason].append(name)
 
     def create(self, ordinal: int) -> None:
         """Create a pod, after its claim: no claim, no pod."""
@@ -1367,7 +1297,8 @@ class Visit:
             before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).error
             if before and before.reason == STRIPPED:
                 raise before from None  # it is ours, as it was when it was created
-            error.why = why_name_is_taken(self.milvus, self.cluster.get_pod(pod))
+            (taken,) = parse(b"[%b]" % self.cluster.request("get", self.cluster.pods, pod))
+            error.why = why_name_is_taken(self.milvus, taken)
             raise
 
     def create_claim(self, ordinal: int) -> bool:
@@ -1381,7 +1312,7 @@ class Visit:
             if error.code != 404:
                 raise
         self.cluster.request("create", self.cluster.claims, claim, body=claim)
-        self.done["claim", ""].append(name_of(claim))
+        self.done["created claim", ""].append(name_of(claim))
         return True
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
@@ -1397,8 +1328,7 @@ class Visit:
         return error
 
     def record(self, key: Key, error: ApiError | None) -> None:
-        """Record what came of a write: what has failed backs off, and so does what may have to be
-        done again and again, such as the restart of a pod."""
+        """Record what came of a write. What has failed, or may repeat for ever, backs off."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, NO_BACK_OFF)
         may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
@@ -1406,7 +1336,7 @@ class Visit:
             return
         now = self.cluster.clock()
         delay = next_delay(before, error, now)
-        until = math.inf if self.this.is_once else now + delay
+        until = inf if self.this.is_once else now + delay
         if error:
             # Something has changed since it was listed, so that the next pass knows better.
             is_stale = error.reason in ("Conflict", "NotFound") and delay <= CONFLICT_DELAY
@@ -1419,7 +1349,7 @@ class Visit:
         if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
             # An outage is said by report(), and a failure only when it is new.
-            if not error.outage and before.why.reason in ("", PENDING):
+            if not error.outage and not (before.error and before.error.why.reason != PENDING):
                 log.warning("milvus %s: the %s failed: %s", full_name(self.milvus), key[0], error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1434,9 +1364,9 @@ class Visit:
         if self.waits(STATUS):
             return
         problems = {
-            ordinal: back_off.why
-            for (_, ordinal), back_off in memory.back_offs.items()
-            if ordinal >= 0 and back_off.error
+            ordinal: error.why
+            for (_, ordinal), (_, _, error) in memory.back_offs.items()
+            if ordinal >= 0 and error
         }
         status = status_of(self.milvus, self.spec, self.pods, problems, timestamp())
         ready, reconciled = status["conditions"][:2]
@@ -1481,7 +1411,7 @@ class Operator:
         self.first_tries = ThreadPoolExecutor(max(1, self.workers - quarter))
         self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.first_tries
         self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
-        self.memories: dict[str | None, dict[str, Memory]] = {}  # by namespace, then by UID
+        self.memories = defaultdict[Any, dict[str, Memory]](dict)  # by namespace, then by UID
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.list_delay = 0.0  # seconds to wait while no list succeeds
@@ -1504,12 +1434,7 @@ class Operator:
         while True:
             this = self.run_pass(is_once=True)
             if not this.is_cut and not {*this.outcomes} - {STATUS_UPDATED}:
-                break
-        failed = any(memory.state == "failed" for memory in self.all_memories())
-        return not (failed or this.unlisted)
-
-    def all_memories(self) -> list[Memory]:
-        return [memory for known in self.memories.values() for memory in known.values()]
+                return not (this.failed or this.unlisted)
 
     def run_pass(self, is_once: bool = False) -> Pass:
         """List everything, visit each Milvus that has something to do, wait, and report."""
@@ -1519,14 +1444,13 @@ class Operator:
             self.cluster.renew()
             tasks = []
             for visit in self.observe(this):
-                # Whatever it was: even an event may hang.
                 has_failed = any(b.error for b in visit.memory.back_offs.values())
                 pool = self.second_tries if has_failed else self.first_tries
                 task = pool.submit(visit.attempt, VISIT, visit.serve)
                 self.tasks[task] = uid_of(visit.milvus)
                 if not has_failed:
                     tasks.append(task)
-            self.wait(this, tasks)
+            self.finish(this, tasks)
         except Unusable as error:
             this.outages["the configuration cannot be loaded"] = error.message
             this.unlisted += 1
@@ -1544,10 +1468,8 @@ class Operator:
         quiet = self.clock() - self.cluster.changed
         return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
 
-    # --- List ---
     def observe(self, this: Pass) -> list[Visit]:
-        """List everything. Returns the visits to make, in their order: what was settled and has
-        changed, then what has waited longest."""
+        """List everything. Returns the visits: what has changed, then what has waited longest."""
         # Before the lists: what still runs then may change what they show.
         self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
         busy = {*self.tasks.values()}
@@ -1556,27 +1478,33 @@ class Operator:
         for namespace in self.namespaces:
             visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
-        this.deadline = this.listed + max(MIN_ACTING, 5 * (this.listed - this.started))
+        acting = max(5, 5 * (this.listed - this.started))
+        this.deadline = this.listed + min(acting, 10)
         if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
             this.deadline += 1e6
-        if this.unlisted < len(self.cluster.lists) * len(self.namespaces):
+        self.list_delay = min(max(1, 2 * self.list_delay), 30)
+        if this.has_listed:
             self.list_delay = 0
-        else:
-            self.list_delay = min(max(1, 2 * self.list_delay), 30)
         self.is_ready |= not this.unlisted
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
         return sorted(needed, key=lambda v: (v.memory.settled in ((), v.versions), v.memory.wake))
 
     def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
         """List a namespace, or all. Returns a visit for each Milvus."""
-        pods, claims, milvuses = (
-            self.list_kind(this, namespace, *entry) for entry in self.cluster.lists
-        )
-        if pods is None or milvuses is None:
+        lists = []
+        try:
+            for kind in self.cluster.lists:
+                lists.append(self.cluster.list_all(namespace, *kind))
+                this.has_listed = True
+        except ApiError as error:  # a failed list is not an empty list
+            outage = error.outage or (f"requests to {self.cluster.server} fail", str(error))
+            this.outages |= [outage]
+            this.unlisted += 1
             return []
+        pods, claims, milvuses = lists
         pods_of = by_ordinal(pods)
-        claims_of = by_ordinal(claims or [])
-        known = self.memories.get(namespace, {})
+        claims_of = by_ordinal(claims)
+        known = self.memories[namespace]
         visits = []
         for milvus in milvuses:
             if not is_ending(milvus):
@@ -1587,40 +1515,25 @@ class Operator:
         self.memories[namespace] = {uid_of(visit.milvus): visit.memory for visit in visits}
         return visits
 
-    def list_kind(
-        self, this: Pass, namespace: str | None, resource: Resource, *how: Any
-    ) -> list[Obj] | None:
-        """A list; None if it fails, which is an outage."""
-        try:
-            return self.cluster.list_all(namespace, resource, *how)
-        except ApiError as error:
-            what = f"cannot list {resource.name} in {place(namespace)}"
-            if error.code == 0:
-                what = f"requests to {self.cluster.server} fail"
-            advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
-            text = f"{error}{advice if error.code == 404 else ''}"
-            this.unlisted += 1
-            this.outages |= [error.outage or (what, text)]
-            return None
-
-    def wait(self, this: Pass, first_tries: list[Future[Any]]) -> None:
+    def finish(self, this: Pass, first_tries: list[Future[Any]]) -> None:
         """Wait for first tries until the deadline, and a second longer for the writes in progress,
         because the next pass does not visit a Milvus that is still being visited. Second tries may
         hang: wait for them only until the next pass is due."""
-        concurrent.futures.wait(first_tries, this.deadline - self.clock())
+        wait(first_tries, this.deadline - self.clock())
         for task in first_tries:
             task.cancel()
-        concurrent.futures.wait(first_tries, 1)
+        wait(first_tries, 1)
         due = this.started + self.next_pass(this)
-        concurrent.futures.wait(list(self.tasks), due - self.clock())
+        wait(list(self.tasks), due - self.clock())
         for task in self.tasks:
             if task.cancel() or not task.done():  # cancelled, also above, or still running
                 this.is_cut = True
 
     def report(self, this: Pass) -> None:
         """Report a pass in the log and in the metrics."""
-        memories = self.all_memories()
+        memories = [memory for known in self.memories.values() for memory in known.values()]
         states = Counter(memory.state for memory in memories)
+        this.failed = states["failed"]
         back_offs = [b for memory in memories for b in list(memory.back_offs.values())]
         this.outages |= [b.error.outage for b in back_offs if b.error and b.error.outage]
         for what in this.outages.keys() - self.outages.keys():
@@ -1709,9 +1622,8 @@ def start_log(verbose: bool, log_format: str) -> None:
 
 
 def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
-    """Run the loop in a thread of its own, because a signal's handler runs in the main one. On
-    SIGTERM or SIGINT, writes in progress get four seconds; a second signal ends the process
-    immediately. Returns the exit code."""
+    """Run the loop in a thread of its own, as signal handlers run in the main one. After a signal,
+    writes in progress get four seconds; a second one ends the process. Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
         if operator.cluster.stopping:
@@ -1722,9 +1634,9 @@ def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
         signal.signal(signum, stop)
     loop = ThreadPoolExecutor(1).submit(run)
     while not operator.cluster.stopping:
-        if concurrent.futures.wait([loop], timeout=0.2).done:
+        if wait([loop], timeout=0.2).done:
             return 0 if loop.result() else 1
-    concurrent.futures.wait(list(operator.tasks), timeout=4)
+    wait(list(operator.tasks), timeout=4)
     log.info("stopped")
     return 0
 
@@ -1773,7 +1685,7 @@ def main(
     if not managed:
         # OLM sets the variable to an empty text for all namespaces.
         everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
-        managed = [None if everywhere else cluster.connection.namespace]
+        managed = [None if everywhere else cluster.namespace]
     operator = Operator(cluster, managed, interval, workers)
     where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"
     log.info("%s %s: %s%s", MANAGER, __version__, where, cluster.dry_run_note)

@@ -171,7 +171,7 @@ def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None
         file.write_text(text)
         rejection(file)
     file.write_text(good.replace("user: a", ""))
-    assert mo.connect(str(file), 1, None).namespace == "test"
+    assert mo.connect(str(file), 1, None)[1] == "test"
     file.unlink()
     file.symlink_to(file)  # not even root can read a loop of links
     rejection(file)

@@ -29,14 +29,14 @@ def test_in_a_pod_its_own_account_is_used(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.http.server_port))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(mo, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setattr(mo, "NAMESPACE_FILE", str(tmp_path / "namespace"))
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "crt"))
     (tmp_path / "namespace").write_text("its-own\n")
     (tmp_path / "token").write_text("first\n")
     with closing(api):
         operator = api.operator("")
-        assert operator.cluster.connection.namespace == "its-own"
+        assert operator.cluster.namespace == "its-own"
         assert api.tokens(operator) == {"first"}
 
 

@@ -85,8 +85,9 @@ def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
 INVALID = {
     # A typing error: a pod without these settings would run beside its data.
     "it is not a YAML mapping: write `name: value`": ["1 a:1", "2 \na=1", "1 - a: 1"],
-    "proxy.port cannot be changed: ": ["1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1"],
-    "metrics.port cannot be changed: the pod's ports depend on it": ["1 metrics: {port: 1}"],
+    "leave out proxy.port and metrics.port: the ports are fixed": [
+        *("1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1", "1 metrics: {port: 1}"),
+    ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
     "it sets the same setting as line 2": ["4 b: 1\na: 1\n\na: 2"],
     "it sets the same setting as line 1": ["3 MILVUS_CONF_a_b: a\na:\n  B: b"],

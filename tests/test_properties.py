@@ -91,8 +91,8 @@ def test_only_pods_of_ours_are_changed_and_one_ready_pod_at_a_time(
     if serving:
         # All others may serve, except those whose names others have, and what cannot be deleted.
         others = {*range(count)} - {*serving}
-        for (verb, ordinal), back_off in failed.items():
-            if verb == "replace" or back_off.why.reason == "NameConflict":
+        for (verb, ordinal), (_, _, error) in failed.items():
+            if verb == "replace" or error == TAKEN:
                 others.discard(ordinal)
         assert all(mo.may_serve(mine[ordinal]) for ordinal in others)
 

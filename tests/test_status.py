@@ -19,7 +19,7 @@ def test_events_tell_the_story() -> None:
     world.remove("pods", "x-1")
     world.settle()
     conflict = "pod x-1 already exists and has no controller, so the operator does not touch it"
-    assert [event.partition(": delete it")[0] for event in world.events()] == [
+    assert [event.partition(": if it is")[0] for event in world.events()] == [
         "Created: created pods x-0, x-1",
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",

@@ -57,7 +57,7 @@ class Kube:
         self.plane = plane
         self.ns = namespace
         file = str(plane.kubeconfig())
-        self.api = mo.connect(file, 32, None).api
+        self.api, *_ = mo.connect(file, 32, None)
         self.milvuses = mo.milvuses(self.api)
         self.pods = mo.pods(self.api)
         self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"

@@ -98,7 +98,7 @@ class World(logging.Handler):
 
     def new_operator(self, dry_run: bool = False) -> mo.Operator:
         """Another replica, or the same after a restart: it remembers nothing."""
-        connection = mo.Connection(self.server.client(), NAMESPACE, None)
+        connection = self.server.client(), NAMESPACE, None
         now = self.clock.now
         cluster = mo.Cluster(lambda context: connection, timeout=10, dry_run=dry_run, clock=now)
         return mo.Operator(cluster, *self.settings)
@@ -204,7 +204,10 @@ class World(logging.Handler):
 
     def events(self) -> list[str]:
         """The events, oldest first, as `reason: note`."""
-        events = sorted(self.server.all_of("events"), key=lambda event: int(mo.version_of(event)))
+        events = sorted(
+            self.server.all_of("events"),
+            key=lambda event: int(event["metadata"]["resourceVersion"]),
+        )
         return [f"{event['reason']}: {event['note']}" for event in events]
 
     def requests(self, verb: str, resource: str) -> list[Request]:
