@@ -80,7 +80,6 @@ CLAIM_LABEL = f"{GROUP}/milvus"
 SELECTING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)  # the labels of a Milvus's selector
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
-MAX_REPLICAS = 1000
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_DEPTH = 100  # levels of nesting that are kept of a response that is too deep for Python
 PAGE = 80  # objects in a page of a list, at most
@@ -100,7 +99,6 @@ PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure 
 # shows a lower number first: what lasts (0), then what a rolling update waits for.
 PASSING = dict.fromkeys(("ContainerCreating", "PodInitializing", "ContainersNotReady"), 1)
 PASSING |= {PENDING: 1, "Creating": 1, "Terminating": 1, "Updating": 2}
-STATES = ("ready", "progressing", "failed")  # of a Milvus, in the metrics
 EXISTS = "AlreadyExists"  # the reason of the API server's Status object
 STRIPPED = "Stripped"  # the same, of our own: admission has changed a pod
 
@@ -251,8 +249,8 @@ def spec_of(milvus: Obj) -> Spec:
         settings=settings_of(template.get("milvusSpec", "")),
         template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
-    if not 0 <= spec.replicas <= MAX_REPLICAS:
-        raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
+    if not 0 <= spec.replicas <= 1000:
+        raise Invalid("spec.replicas must be from 0 to 1000")
     new_pod(milvus, spec, 0)  # fail now, not half-way, if spec.pod cannot be laid over a pod
     return spec
 
@@ -1160,7 +1158,7 @@ class Memory:
     back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
     settled: tuple[str, ...] = ()  # its versions when nothing was left to do (one more visit)
     wake: float = 0  # when it is visited even if unchanged, as a back-off ends (one more visit)
-    state: str = "progressing"  # one of STATES, for the metrics (it is computed again)
+    state: str = "progressing"  # the other states: ready, failed (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
 
 
@@ -1548,7 +1546,7 @@ class Operator:
         log.log(level, "pass over %s: %s", total, done or "nothing to do")
         PASSES.labels("failure" if this.outages else "success").inc()
         PASS_SECONDS.observe(seconds)
-        for state in STATES:
+        for state in ("ready", "progressing", "failed"):
             MILVUSES.labels(state).set(states[state])
 
 
