@@ -40,7 +40,8 @@ def any_pod(draw: st.DrawFn) -> Obj:
 any_pods = st.lists(any_pod(), max_size=9, unique_by=mo.name_of)
 replicas = st.integers(0, 5)
 reasons = st.sampled_from(["NameConflict", "Invalid", "APIError", "Pending"])
-any_problems = st.dictionaries(replicas, st.builds(mo.Reason, reasons, st.text()))
+whys = st.builds(mo.Reason, reasons, st.text())
+any_problems = st.dictionaries(replicas, whys)
 TAKEN = mo.ApiError(409, "")
 TAKEN.why = mo.Reason("NameConflict")
 ERRORS = [mo.ApiError(403, "no"), mo.ApiError(0, "lost"), TAKEN]
@@ -56,8 +57,9 @@ def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
 ) -> None:
     x = milvus(count, storage={"size": "1Gi"})
     kept = [mo.slim_pod(pod) for pod in reversed(pods)]
-    actions = [action._replace(obj={}) for action in decided(x, pods)]
-    assert [action._replace(obj={}) for action in decided(x, kept)] == actions
+    actions = decided(x, pods)
+    for action, other in zip(actions, decided(x, kept), strict=True):
+        assert action._replace(obj=other.obj) == other
     assert new_status(x, kept, problems) == new_status(x, pods, problems)
 
 
@@ -106,23 +108,15 @@ VALUES = yaml.safe_load(
 fields = st.sampled_from(FIELDS.split())
 any_value = st.recursive(
     st.sampled_from(VALUES) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(fields, inner, max_size=4),
+    lambda inner: st.lists(inner) | st.dictionaries(fields, inner),
     max_leaves=12,
 )
-items = st.lists(st.dictionaries(fields, any_value, max_size=3), max_size=3)
-container = st.fixed_dictionaries({"name": st.just(mo.CONTAINER), "env": items, "ports": items})
-overlay = st.fixed_dictionaries({"containers": st.lists(container), "volumes": items})
-template = st.fixed_dictionaries({"spec": any_value | overlay, "metadata": any_value})
-spec_fields = st.sampled_from(["image", "replicas", "milvusSpec", "storage", "pod", "other"])
-any_spec = (
-    any_value
-    | st.dictionaries(spec_fields, any_value)
-    | st.fixed_dictionaries({"image": st.just("a"), "pod": any_value | template})
-)
+overlays = st.fixed_dictionaries({"spec": any_value, "metadata": any_value})
+specs = st.fixed_dictionaries({"image": st.just("a"), "pod": overlays})
 
 
 @settings(drawn, max_examples=200)
-@given(any_spec)
+@given(any_value | specs)
 def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_operator_relies_on(
     any_spec: Any,
 ) -> None:
@@ -154,15 +148,11 @@ def test_messages_about_any_text_never_quote_it(text: str) -> None:
     """The text may contain passwords, and more people can read statuses and events than specs."""
     for condition in new_status(milvus(milvusSpec=text), [])["conditions"]:
         assert "hunter2" not in condition["message"]
-        if condition["reason"] == "Invalid":
-            line = re.match(r"spec\.milvusSpec, line (\d+): ", condition["message"])
-            assert line
-            assert 1 <= int(line[1]) <= len(re.findall(r"\r\n|\r|\n", text)) + 2, "the end"
 
 
 @drawn
 @given(st.text())
 def test_a_log_line_is_one_line_without_control_characters(text: str) -> None:
-    record = logging.LogRecord("n", logging.INFO, "f", 1, "%s", (text,), None)
+    record = logging.makeLogRecord({"msg": text})
     for line in (mo.text_line(record), mo.json_line(record)):
         assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", line)
