@@ -45,7 +45,6 @@ def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll(
         ("delete", "pods", 422),
         ("patch", "milvuses/status", 500),
         ("list", "persistentvolumeclaims", 500),
-        ("list", "pods", 500),
     ],
 )
 def test_once_fails_when_a_milvus_or_a_list_does(verb: str, resource: str, code: int) -> None:
@@ -57,10 +56,9 @@ def test_once_fails_when_a_milvus_or_a_list_does(verb: str, resource: str, code:
     for _ in range(2):
         assert not world.operator.run_once()
         assert not world.new_operator().run_once()
-    assert ("x-2" in world.pods()) == (verb != "list")
+    assert "x-2" in world.pods()
     world.server.rules.clear()
     assert world.new_operator().run_once()
-    assert "x-2" in world.pods()
 
 
 def test_once_fails_if_the_configuration_cannot_be_loaded() -> None:

@@ -15,9 +15,11 @@ def new_pod(ordinal: int = 0, **spec: Any) -> Obj:
 
 
 def environment(pod: Obj) -> dict[str, Any]:
-    variables = pod["spec"]["containers"][0]["env"]
-    found = {one["name"]: one.get("value", one.get("valueFrom")) for one in variables}
-    assert len(found) == len(variables)
+    found = dict[str, Any]()
+    for variable in pod["spec"]["containers"][0]["env"]:
+        name, value = variable.values()
+        assert name not in found
+        found[name] = value
     return found
 
 
@@ -64,7 +66,6 @@ SETTINGS = {
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",
     "a b~!: é€😀": "a b~!=é€😀",
-    "{a: " * 32 + "1" + "}" * 32: ".".join("a" * 32) + "=1",
     "# a: comment": "",
 }
 
@@ -96,7 +97,7 @@ INVALID = {
     "a key must be short, printable ASCII text without =": [
         *("2 a: 1\nb=c: 1", "1 é: 1", '1 "a\\nb": 1', '1 "\\x7F": 1', f"1 {'k' * 257}: 1"),
     ],
-    "it has more than 32 levels of nesting": ["1 " + "{a: " * 33 + "}" * 33, "1 " + "- " * 10_000],
+    "it has more than 32 levels of nesting": ["1 " + "- " * 10_000],
     "there are more than 1000 settings": [
         "1002 k: {}\n" + "\n".join(f"k{i}: v" for i in range(1001))
     ],
@@ -129,22 +130,23 @@ common.milvus.storageType milvus.milvus.common.storageType
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
-@pytest.mark.parametrize("name", [*OURS.split(), *OTHERS.split()])
+@pytest.mark.parametrize("name", (OURS + OTHERS).split())
 def test_a_users_setting_replaces_ours_however_it_is_spelled(name: str) -> None:
     expected = dict(mo.DEFAULTS)
     if name in OURS.split():
         del expected["COMMON_STORAGETYPE"]
     assert environment(new_pod(milvusSpec=f"{name}: minio")) == expected | {name: "minio"}
-    over = [{"name": "milvus", "env": [{"name": name, "valueFrom": SECRET}]}]
-    assert environment(new_pod(pod={"spec": {"containers": over}})) == expected | {name: SECRET}
+    variable = {"name": name, "valueFrom": SECRET}
+    over = {"name": "milvus", "env": [variable]}
+    made = new_pod(pod={"spec": {"containers": [over]}})
+    assert environment(made) == expected | {name: SECRET}
 
 
-@pytest.mark.parametrize("value", ["$(HOME)", "$$(HOME)", "$$$", "a$b"])
+@pytest.mark.parametrize("value", ["$(HOME)", "a$$"])
 def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
     """Kubernetes expands $(NAME), and reads $$ as an escaped $."""
     sent = environment(new_pod(milvusSpec=f"password: {value}"))["password"]
-    assert sent.replace("$$", "\0").replace("\0", "$") == value
-    assert "$(" not in sent.replace("$$", "")
+    assert sent == value.replace("$", "$$")
 
 
 # --- spec.pod ---
@@ -189,29 +191,35 @@ def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
 @pytest.mark.parametrize(("over", "expected"), OVER_CONTAINER.items())
 def test_what_is_laid_over_the_container(over: str, expected: str) -> None:
     side = {"name": "side", "image": "side:1"}
-    containers = [side, {"name": "milvus"} | yaml.safe_load(over)]
-    made = new_pod(pod={"spec": {"containers": containers}})["spec"]["containers"]
+    changed = {"name": "milvus"} | yaml.safe_load(over)
+    spec = {"containers": [side, changed]}
+    made = new_pod(pod={"spec": spec})["spec"]["containers"]
     (plain,) = new_pod()["spec"]["containers"]
     made.remove(side)
     assert made == [differing(plain, expected)]
 
 
 def test_labels_and_annotations_are_added_and_ours_stay() -> None:
-    theirs = {mo.MANAGED_BY_LABEL: "me", mo.POD_INDEX_LABEL: "9", mo.TEMPLATE_HASH: "0", "own": "1"}
-    over = {"labels": theirs, "annotations": theirs, "finalizers": ["never/ends"], "name": "y"}
-    expected = new_pod()
-    expected["metadata"]["labels"] |= {mo.TEMPLATE_HASH: "0", "own": "1"}
+    over = yaml.safe_load("""
+        name: y
+        finalizers: [never/ends]
+        labels: {app.kubernetes.io/managed-by: me, apps.kubernetes.io/pod-index: "9", own: "1"}
+        annotations: {zilliz.com/template-hash: "0", own: "1"}
+        """)
     fingerprint = read(milvus(pod={"metadata": over})).template_hash
-    expected["metadata"]["annotations"] = theirs | {mo.TEMPLATE_HASH: fingerprint}
-    assert new_pod(pod={"metadata": over}) == expected
+    expected = new_pod()["metadata"]
+    expected["labels"]["own"] = "1"
+    expected["annotations"] = {mo.TEMPLATE_HASH: fingerprint, "own": "1"}
+    assert new_pod(pod={"metadata": over})["metadata"] == expected
 
 
 # --- The claim ---
 def test_each_pod_has_a_claim_of_its_own() -> None:
     """With no label that other tools delete by, and no owner: it outlives the Milvus."""
     stored = milvus(storage={"size": "5Gi", "storageClassName": ""})
-    volumes = mo.new_pod(stored, read(stored), 3)["spec"]["volumes"]
-    assert volumes == [{"name": "data", "persistentVolumeClaim": {"claimName": "data-x-3"}}]
+    made = mo.new_pod(stored, read(stored), 3)
+    (volume,) = made["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "data-x-3"}
     assert mo.new_claim(stored, read(stored), 3) == yaml.safe_load("""
         apiVersion: v1
         kind: PersistentVolumeClaim

@@ -16,14 +16,13 @@ from tests.lib.world import milvus
 
 def is_handled(folder: Path) -> bool:
     """Whether a process has a handler for SIGTERM."""
-    caught = re.search(r"SigCgt:\s+(\w+)", (folder / "status").read_text())
-    return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+    status = (folder / "status").read_text()
+    (caught,) = re.findall(r"SigCgt:\s+(\w+)", status)
+    bit = 1 << (signal.SIGTERM - 1)
+    return bool(int(caught, 16) & bit)
 
 
-DELAYS = [0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.2, 2.5]
-
-
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", [0, 0.1, 0.3, 0.6, 1.2, 2.5])
 def test_a_signal_ends_it_immediately(api: Api, start: Start, delay: float) -> None:
     """During the imports, which take long, while the kubeconfig is read, in the first pass, and
     between two passes. Process 1 of a container gets only the signals that it handles."""
@@ -41,7 +40,6 @@ def test_a_signal_ends_it_immediately(api: Api, start: Start, delay: float) -> N
 ENDS = [
     (2, [signal.SIGTERM], 0, ["x-0"]),
     (60, [signal.SIGTERM], 0, []),
-    (60, [signal.SIGTERM, signal.SIGTERM], 143, []),
     (60, [signal.SIGINT, signal.SIGINT], 130, []),
 ]
 
@@ -66,4 +64,3 @@ def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_end
         time.sleep(1)
     assert process.end(15) == code
     assert api.world.pods() == pods
-    assert ("created pod x-0\n" in process.log) == (pods == ["x-0"])
