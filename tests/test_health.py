@@ -19,8 +19,8 @@ def serve(world: World) -> int:
     return port
 
 
-@pytest.mark.parametrize(("interval", "patience"), [(5, 35), (3600, 3630)])
-def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float, patience: float) -> None:
+@pytest.mark.parametrize("interval", [5, 3600])
+def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float) -> None:
     """It may wait for the next pass, or to list again; and each request has its timeout."""
     world = World(interval=interval)
     port = serve(world)
@@ -34,7 +34,7 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float, patience: 
     world.server.rules.remove(rule)
     world.operator.run_pass()
     timeout = 10
-    world.clock.advance(patience + timeout + 9)
+    world.clock.advance(interval + timeout + 39)
     assert codes() == "200 200"
     world.clock.advance(2)
     assert codes() == "503 200"
@@ -45,7 +45,8 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float, patience: 
 
 def test_a_long_list_is_not_a_stuck_loop() -> None:
     """Each page is progress; a page that does not come for long is none."""
-    world = World(*[milvus(f"x{number}", replicas=0) for number in range(300)])
+    several = [milvus(f"x{number}", replicas=0) for number in range(300)]
+    world = World(*several)
     alive = []
 
     def page(request: Request) -> None:

@@ -142,7 +142,8 @@ def test_writes_that_failed_and_hang_leave_workers_to_others(resource: str, work
 
 
 def test_a_stop_amid_writes_is_no_problem() -> None:
-    world = World(*[milvus(f"x{number}", replicas=2) for number in range(9)])
+    several = [milvus(f"x{number}", replicas=2) for number in range(9)]
+    world = World(*several)
 
     def stop(_: Request) -> None:
         world.operator.cluster.stopping = True

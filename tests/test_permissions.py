@@ -89,6 +89,8 @@ def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
     assert used == granted(installed["ClusterRole"]) == PERMISSIONS
     adopted = kube.all_pods()["x-0"]
     assert mo.controller_of(adopted) == mo.owner_reference(kube.get())
+    size = "jsonpath={.items[*].spec.resources.requests.storage}"
+    assert kube.kubectl("get", "pvc", "-o", size) == "2Gi"
 
 
 @pytest.mark.platform

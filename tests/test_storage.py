@@ -2,7 +2,6 @@
 
 import milvus_operator as mo
 from tests.lib.front import Obj, Request
-from tests.lib.kit import Kube, settle
 from tests.lib.world import World, at_rest, milvus
 
 CLAIMS = "persistentvolumeclaims"
@@ -141,23 +140,3 @@ def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else
     world.settle()
     assert sizes(world) == "20Gi, 20Gi, 20Gi, 20Gi"
     assert world.reason() == "Reconciled"
-
-
-def test_volumes_grow_on_a_real_api_server_if_their_class_allows_it(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    for name in ("grows", "stays"):
-        kind = f"{kube.ns}-{name}"
-        kube.create_storage_class(kind, allowVolumeExpansion=name == "grows")
-        kube.create_volume(kind, storageClassName=kind)
-        kube.create(name, storage={"size": "1Gi", "storageClassName": kind})
-    settle(operator)
-    kube.ready("grows-0", "stays-0")  # their claims are Bound
-    for name in ("grows", "stays"):
-        kube.change(name, storage={"size": "1025Mi"})
-    settle(operator)
-    size = "jsonpath={.items[*].spec.resources.requests.storage}"
-    assert kube.kubectl("get", "pvc", "-o", size) == "1025Mi 1Gi"
-    rejected = kube.condition("Stalled", "stays")
-    assert rejected["reason"] == "Forbidden"
-    assert "only dynamically provisioned pvc can be resized" in rejected["message"]
