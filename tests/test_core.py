@@ -72,7 +72,6 @@ def test_only_an_unscheduled_pod_is_replaced_when_its_claim_is_gone() -> None:
     waiting = pod("x-0", "starting", conditions=[condition])
     assert [action.verb for action in decided(stored, [waiting])] == ["restart"]
     assert decided(stored, [waiting], [claim("data-x-0")]) == []
-    assert decided(stored, pods("x-0 starting")) == []
     assert decided(milvus(1), [waiting]) == [], "without storage, a claim belongs to others"
 
 
