@@ -166,6 +166,7 @@ def test_the_fingerprint_covers_the_users_fields_and_no_others() -> None:
         assert fingerprint(same) == here
     for other in ("image: milvus:2", "milvusSpec: 'a: b'", "pod: {spec: {}}"):
         assert fingerprint(other) != here
+    assert fingerprint("pod: {a: 1, b: 1}") == fingerprint("pod: {b: 1, a: 1}")
 
 
 # --- The status ---
