@@ -97,7 +97,7 @@ def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> Non
 @pytest.mark.platform
 @pytest.mark.parametrize("levels", [100, 400, 5000])
 def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
-    other = milvus("y", milvusSpec='# ]}"{')
+    other = milvus("y", milvusSpec='# "' + "{[" * 60)
     world = World(milvus("deep", pod="DEEP"), other)
     deep = b'{"a":[' * levels + b"{}" + b"]}" * levels
     rewrite_lists(world, lambda body: body.replace(b'"DEEP"', deep))
