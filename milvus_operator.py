@@ -578,7 +578,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             elif is_unscheduled and spec.storage and not claim:
                 # It may have been created without storage; carry_out() creates the claim first.
                 yield Action("restart", ordinal, pod, "the claim is gone")
-        if is_desired and claim and may_grow(claim, spec):
+        if is_desired and "spec" in claim and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
 
@@ -961,7 +961,6 @@ class Cluster:
         self.load()
 
     def load(self) -> None:
-        """Load the configuration."""
         api, self.namespace, self.context = self.connect(self.context)
         self.settings = api.configuration
         self.hook = self.settings.refresh_api_key_hook  # renews a token that has expired
@@ -1030,8 +1029,9 @@ class Cluster:
         if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
             return f"not allowed to {asked}", f"{error} (see the role in deploy.yaml)"
         if error.code and asked.startswith("list"):
-            advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
-            return f"cannot {asked}", f"{error}{advice if error.code == 404 else ''}"
+            is_missing = error.code == 404 and PLURAL in asked
+            advice = " (install the CRD with `kubectl apply -f crd.yaml`)" if is_missing else ""
+            return f"cannot {asked}", f"{error}{advice}"
         return None
 
     def list_all(
@@ -1267,7 +1267,7 @@ class Visit:
         cluster = self.cluster
         verb, ordinal, obj, reason, _ = action
         if verb == "restart" and not is_finished(obj) and not self.create_claim(ordinal):
-            return  # its claim is there, unlabelled or not listed; asking again backs off
+            return  # its claim is there, unlabelled or newer than the list; this backs off
         if verb == "replace":
             # Of the first ordinal, so that all are refused with the same words.
             cluster.check(new_pod(self.milvus, self.spec, 0))
@@ -1347,7 +1347,7 @@ class Visit:
         if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
             self.memory.state = "failed"
             # An outage is said by report(), and a failure only when it is new.
-            if not error.outage and not (before.error and before.error.why.reason != PENDING):
+            if not error.outage and (not before.error or before.error.why.reason == PENDING):
                 log.warning("milvus %s: the %s failed: %s", full_name(self.milvus), key[0], error)
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1476,8 +1476,8 @@ class Operator:
         for namespace in self.namespaces:
             visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
-        acting = max(5, 5 * (this.listed - this.started))
-        this.deadline = this.listed + min(acting, 10)
+        acting = 5 * (this.listed - this.started)
+        this.deadline = this.listed + min(max(5, acting), 10)
         if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
             this.deadline += 1e6
         self.list_delay = min(max(1, 2 * self.list_delay), 30)

@@ -1,5 +1,6 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
+import milvus_operator as mo
 from tests.lib.front import Request
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
@@ -19,7 +20,8 @@ def test_events_tell_the_story() -> None:
     world.remove("pods", "x-1")
     world.settle()
     conflict = "pod x-1 already exists and has no controller, so the operator does not touch it"
-    assert [event.partition(": if it is")[0] for event in world.events()] == [
+    advice = f"if it is a pod of this Milvus, give it the labels {mo.selector_text(milvus())}"
+    assert [event.partition("; if nobody")[0] for event in world.events()] == [
         "Created: created pods x-0, x-1",
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",
@@ -28,7 +30,7 @@ def test_events_tell_the_story() -> None:
         "Deleted: deleted pod x-0: Evicted",
         "Created: created pod x-0",
         "Created: created pod x-2",
-        f"NameConflict: {conflict}",
+        f"NameConflict: {conflict}: {advice}",
         "Created: created pod x-1",
         "Reconciled: the pods match the spec or are being brought in line with it",
     ]

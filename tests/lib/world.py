@@ -151,7 +151,7 @@ class World(logging.Handler):
     def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[Hung]:
         """Requests that hang, before the server sees them, until the end of the block."""
         hung = Hung(self.server, verb, resource, **fits)
-        with patch.object(concurrent.futures, "wait", hung.wait):
+        with patch.object(mo, "wait", hung.wait):
             try:
                 yield hung
             finally:
