@@ -86,12 +86,12 @@ def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
 
 def test_once_waits_for_a_write_that_fails_in_a_later_pass() -> None:
     world = World(milvus())
-    with world.hanging("create", "pods") as hung:
+    with world.hanging("create", "pods") as released:
         world.server.reject("create", "pods", 504, "too late")
 
         def release(_: object) -> None:
             if len(world.requests("list", "pods")) == 4:
-                hung.released.set()
+                released.set()
 
         world.server.when("list", "pods", release)
         assert not world.operator.run_once()

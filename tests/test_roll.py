@@ -24,7 +24,9 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     world = outdated(3)
     server = world.server
     server.versions[ahead] += 10_000
-    server.quota = {"pods": 3}  # the old pod makes room for the new one
+    words = 'pods "x-0-check" is forbidden: exceeded quota: a'
+    for name in ("x-0-check", "x-1-check", "x-2-check"):  # the old pod makes room for the new one
+        server.reject("create", "pods", 403, words, name=name)
     world.passes(5)
     assert deleted(world) == ["x-2"], "the next when the last is Ready"
     server.finish_deletions()

@@ -49,12 +49,14 @@ def test_a_claim_is_made_before_its_pod_and_kept_when_pod_replica_or_milvus_goes
 
 def test_without_a_claim_there_is_no_pod_and_with_one_there_is_whatever_a_quota_rejects() -> None:
     """The API server checks the quota before it checks whether the claim exists."""
-    world = World(milvus(replicas=3, **STORED))
-    world.server.quota = {CLAIMS: 1}
+    world = World(milvus(replicas=2, **STORED))
+    words = 'persistentvolumeclaims "data-x-1" is forbidden: exceeded quota: a'
+    world.server.reject("create", CLAIMS, 403, words, name="data-x-1")
     world.server.reject("create", "pods", 500, "not now", times=1)
     world.passes(5)
     assert world.pods() == ["x-0"]
     assert world.reason() == "QuotaExceeded"
+    world.server.reject("create", CLAIMS, 403, words, name="data-x-0")
     for labels in ({}, {mo.CLAIM_LABEL: None}):  # a claim without it is not listed
         world.patch(CLAIMS, "data-x-0", labels=labels)
         world.remove("pods", "x-0")
@@ -69,7 +71,6 @@ def test_an_unscheduled_pod_whose_claim_is_gone_is_replaced_claim_first() -> Non
     world.patch(CLAIMS, "data-x-0", labels=unlabelled)
     for name in ("data-x-1", "data-x-2"):
         world.remove(CLAIMS, name)
-    world.server.finish_deletions()
     unschedule(world, "x-0", "x-1")
     world.forget()
     world.live(8)

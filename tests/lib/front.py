@@ -5,7 +5,6 @@ noted in the `journal`, and meets the rules (`reject`, `fault`, `delay`, `when`)
 to it, or lose the response. `serve` does what it asks for.
 """
 
-import http.client
 import io
 import json
 import math
@@ -40,7 +39,6 @@ class Request:
     name: str
     body: Obj = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
-    content_type: str = ""
     time: float = 0.0
 
     @property
@@ -148,8 +146,7 @@ class Front:
         content = json.loads(body) if body else {}
         name = name or (content.get("metadata") or {}).get("name", "")
         query = dict(parse_qsl(parts.query))
-        kind = headers.get("Content-Type", "")
-        request = Request(verb, resource, namespace, name, content, query, kind)
+        request = Request(verb, resource, namespace, name, content, query)
         with self.lock:
             request.time = self.clock.now()
             self.journal.append(request)
@@ -187,5 +184,4 @@ def target_of(method: str, path: str) -> tuple[str, str, str, str, str]:
 def http_response(code: int, body: Obj | bytes) -> HTTPResponse:
     """A response: an object as JSON, or bytes as they are."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reason = http.client.responses.get(code)
-    return HTTPResponse(io.BytesIO(content), status=code, reason=reason, preload_content=False)
+    return HTTPResponse(io.BytesIO(content), status=code, preload_content=False)

@@ -71,7 +71,6 @@ def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProx
 # --- Pods ---
 OURS = mo.owner_reference(milvus())
 CURRENT = read(milvus()).template_hash
-OLD = read(milvus(image="milvus:0")).template_hash
 OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
@@ -89,7 +88,7 @@ METADATA: dict[str, Obj] = {
     "unmanaged": {"labels": {mo.MANAGED_BY_LABEL: None}},
     "unnumbered": {"labels": {mo.POD_INDEX_LABEL: None}},
     "bare": {"annotations": None},
-    "old": {"annotations": {mo.TEMPLATE_HASH: OLD}},
+    "old": {"annotations": {mo.TEMPLATE_HASH: "another"}},
     "ending": {"deletionTimestamp": NOW},
 }
 PHASES = {

@@ -1,36 +1,26 @@
 """An API server in memory: objects with UIDs, versions, finalizers and grace periods; requests with
-preconditions, dry runs, pages and quotas. `tests/test_server.py` compares it with a real one.
+preconditions, dry runs and pages. `tests/test_server.py` compares it with a real one.
 
-No spec is validated. What a cluster does on its own happens only when a test says so: pods run,
-fail and end by `run_pods`, `fail` and `finish_deletions`.
+No spec is validated, and each patch is a merge patch. What a cluster does on its own happens only
+when a test says so: pods run, fail and end by `run_pods`, `fail` and `finish_deletions`.
 """
 
 import itertools
-import math
-import uuid
 from collections import Counter
-from datetime import datetime, timedelta
 from typing import Any
 
 import milvus_operator as mo
 from tests.lib.front import Front, Obj, Rejected, Request
 
 NAMESPACE = "test"  # where objects are, unless a test says otherwise
-PROTECTION = "kubernetes.io/pvc-protection"  # a finalizer that every claim gets
+TIME = "2026-01-01T00:00:00Z"  # when all is created and deleted
 QUERY = {"dryRun", "limit", "continue", "labelSelector", "fieldValidation", "fieldManager"}
 # What the server adds to a new object.
 ADDED: dict[str, Obj] = {
-    "milvuses": {
-        "metadata": {"generation": 1},
-        "spec": {"replicas": 1},
-        "status": {"observedGeneration": -1},
-    },
-    "pods": {"metadata": {"generation": 1}, "status": {"phase": "Pending"}},
-    "persistentvolumeclaims": {
-        "metadata": {"finalizers": [PROTECTION]},
-        "status": {"phase": "Pending"},
-    },
-    "events": {"status": {}},
+    "milvuses": {"spec": {"replicas": 1}, "status": {"observedGeneration": -1}},
+    "pods": {"status": {"phase": "Pending"}},
+    "persistentvolumeclaims": {"status": {"phase": "Pending"}},
+    "events": {},
 }
 
 
@@ -41,35 +31,26 @@ class MemoryServer(Front):
         super().__init__()
         self.versions = Counter[str]()  # the last one, by plural
         self.objects = dict[tuple[str, str, str], Obj]()  # by plural, namespace and name
-        self.pages = dict[str, tuple[str, list[Obj]]]()  # the rest of a list, by its token
-        self.quota = dict[str, int]()  # by plural
         self.numbers = itertools.count(1)
 
     # --- For the tests, and what happens in a cluster ---
-    def ask(
-        self,
-        verb: str,
-        resource: str,
-        name: str = "",
-        body: Obj | None = None,
-        namespace: str = NAMESPACE,
-    ) -> Obj:
+    def ask(self, verb: str, resource: str, name: str, body: Obj) -> Obj:
         """A request of the test itself, past journal and rules. Raises Rejected."""
+        metadata = body.get("metadata", {})
+        namespace = metadata.get("namespace") or NAMESPACE
         with self.lock:
-            return self.serve(Request(verb, resource, namespace, name, body or {}))
+            return self.serve(Request(verb, resource, namespace, name, body))
 
     def all_of(self, plural: str) -> list[Obj]:
         with self.lock:
             return [self.objects[key] for key in sorted(self.objects) if key[0] == plural]
 
-    def set_pod(
-        self, name: str, ready: bool = False, namespace: str = NAMESPACE, **status: Any
-    ) -> None:
+    def set_pod(self, name: str, ready: bool = False, **status: Any) -> None:
         """Put a pod on a node, with this status: phase, reason, message …"""
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "conditions": conditions} | status
         with self.lock:
-            old = self.objects["pods", namespace, name]
+            old = self.objects["pods", NAMESPACE, name]
             new = merge(old, {"spec": {"nodeName": "node-0"}, "status": status})
             self.put("pods", new)
 
@@ -77,7 +58,7 @@ class MemoryServer(Front):
         """Every pod that is Pending runs and is Ready."""
         for pod in self.all_of("pods"):
             if pod["status"]["phase"] == "Pending" and not mo.is_ending(pod):
-                self.set_pod(pod["metadata"]["name"], True, pod["metadata"]["namespace"])
+                self.set_pod(mo.name_of(pod), ready=True)
 
     def fail(self, name: str) -> None:
         self.set_pod(name, phase="Failed", reason="Evicted")
@@ -87,8 +68,7 @@ class MemoryServer(Front):
         with self.lock:
             for key, obj in [*self.objects.items()]:
                 if mo.is_ending(obj):
-                    finalizers = {*obj["metadata"].get("finalizers", ())} - {PROTECTION}
-                    end = {"deletionGracePeriodSeconds": 0, "finalizers": [*finalizers]}
+                    end = {"deletionGracePeriodSeconds": 0}
                     self.put(key[0], merge(obj, {"metadata": end}))
 
     # --- Requests ---
@@ -109,49 +89,41 @@ class MemoryServer(Front):
         return self.objects[request.key]
 
     def page(self, request: Request) -> Obj:
-        """A page of a list; those that follow show what was there at the first."""
+        """A page of a list."""
         plural = request.plural
-        if token := request.query.get("continue"):
-            version, found = self.pages[token]
-        else:
-            version = str(self.versions[plural])
-            found = [obj for obj in self.all_of(plural) if is_listed(request, obj)]
-        limit = int(request.query.get("limit") or 0) or len(found)
-        metadata = {"resourceVersion": version}
-        if found[limit:]:
-            metadata["continue"] = f"page-{next(self.numbers)}"
-            self.pages[metadata["continue"]] = version, found[limit:]
-        items = found[:limit]
+        found = [obj for obj in self.all_of(plural) if is_listed(request, obj)]
+        start = int(request.query.get("continue", 0))
+        end = start + int(request.query.get("limit", len(found)))
+        metadata = {"resourceVersion": str(self.versions[plural])}
+        if found[end:]:
+            metadata["continue"] = str(end)
+        items = found[start:end]
         if plural != "milvuses":  # built-in kinds are listed without their kind
             items = [without(obj, "kind", "apiVersion") for obj in items]
         return {"metadata": metadata, "items": items}
 
     def create(self, request: Request) -> Obj:
         if not request.name:
-            request.name = f"{request.body['metadata']['generateName']}{next(self.numbers):05}"
+            start = request.body["metadata"]["generateName"]
+            request.name = f"{start}{next(self.numbers):05}"
         metadata = {
             "name": request.name,
             "namespace": request.namespace,
-            "uid": str(uuid.UUID(int=next(self.numbers))),
-            "creationTimestamp": self.timestamp(),
+            "uid": f"uid-{next(self.numbers)}",
+            "generation": 1,
+            "creationTimestamp": TIME,
         }
-        title = f'{request.plural} "{request.name}"'
-        used = sum(not is_finished(obj) for obj in self.all_of(request.plural))
-        if used >= self.quota.get(request.plural, math.inf):
-            text = f"{title} is forbidden: exceeded quota: there are {used}"
-            raise Rejected(403, "Forbidden", text)
         if request.key in self.objects:
+            title = f'{request.plural} "{request.name}"'
             raise Rejected(409, "AlreadyExists", f"{title} already exists")
         obj = merge(ADDED[request.plural], without(request.body, "status"))
         return self.store(request, merge(obj, {"metadata": metadata}))
 
     def patch(self, request: Request) -> Obj:
         old = self.find(request)
-        new = merge(old, request.body, "strategic" in request.content_type)
+        new = merge(old, request.body)
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise Rejected(409, "Conflict", "the object has been modified")
-        if new["metadata"]["uid"] != old["metadata"]["uid"]:
-            raise Rejected(422, "Invalid", "metadata.uid: field is immutable")
         if request.resource.endswith("/status"):
             new = old | {"status": new.get("status")}
         else:
@@ -159,7 +131,8 @@ class MemoryServer(Front):
         if new == old:
             return old
         if new.get("spec") != old.get("spec"):
-            new = with_next_generation(new)
+            generation = old["metadata"]["generation"] + 1
+            new = merge(new, {"metadata": {"generation": generation}})
         return self.store(request, new)
 
     def delete(self, request: Request) -> Obj:
@@ -168,17 +141,15 @@ class MemoryServer(Front):
         asked = request.body.get("preconditions") or {}
         if metadata | asked != metadata:
             raise Rejected(409, "Conflict", f"not what the preconditions say: {asked}")
-        grace = request.body.get("gracePeriodSeconds")
-        if not mo.is_ending(obj):
-            obj = with_next_generation(obj)
-        elif grace is None or grace >= metadata["deletionGracePeriodSeconds"]:
+        grace = request.body.get("gracePeriodSeconds", 30)
+        if mo.is_ending(obj) and grace:
             return obj
-        if request.plural != "pods" or "nodeName" not in obj["spec"] or is_finished(obj):
+        is_on_node = request.plural == "pods" and "nodeName" in obj["spec"]
+        if not is_on_node or obj["status"]["phase"] in ("Failed", "Succeeded"):
             grace = 0
-        elif grace is None:
-            grace = 30
         end = {
-            "deletionTimestamp": self.timestamp(grace),
+            "generation": metadata["generation"] + 1,
+            "deletionTimestamp": TIME,
             "deletionGracePeriodSeconds": grace,
         }
         return self.store(request, merge(obj, {"metadata": end}))
@@ -199,48 +170,28 @@ class MemoryServer(Front):
             del self.objects[key]
         return obj
 
-    def timestamp(self, later: float = 0) -> str:
-        seconds = self.clock.now() + later
-        time = datetime(2026, 1, 1) + timedelta(seconds=seconds)
-        return time.isoformat(timespec="seconds") + "Z"
-
-
-def is_finished(obj: Obj) -> bool:
-    return obj["status"].get("phase") in ("Failed", "Succeeded")
-
 
 def is_listed(request: Request, obj: Obj) -> bool:
-    """Whether it is in the namespace and has the labels that the request asks for."""
+    """Whether it is in the namespace and has the label that the request asks for."""
     labels = obj["metadata"].get("labels") or {}
-    there = {*labels, *(f"{key}={value}" for key, value in labels.items())}
-    selector = request.query.get("labelSelector", "")
-    is_selected = {*selector.split(",")} - {""} <= there
+    there = ["", *labels, *(f"{key}={value}" for key, value in labels.items())]
+    is_selected = request.query.get("labelSelector", "") in there
     return is_selected and request.namespace in ("", obj["metadata"]["namespace"])
-
-
-def with_next_generation(obj: Obj) -> Obj:
-    """If it has any."""
-    generation = obj["metadata"].get("generation")
-    return merge(obj, {"metadata": {"generation": generation + 1}}) if generation else obj
 
 
 def without(obj: Obj, *keys: str) -> Obj:
     return {key: value for key, value in obj.items() if key not in keys}
 
 
-def merge(old: Obj, patch: Obj, is_strategic: bool = False) -> Obj:
-    """The object as a merge patch leaves it; a strategic one merges the owners by their UIDs."""
+def merge(old: Obj, patch: Obj) -> Obj:
+    """The object as a merge patch leaves it."""
     new = dict(old)
     for key, value in patch.items():
         before = old.get(key)
         if value is None:
             new.pop(key, None)
         elif isinstance(value, dict):
-            new[key] = merge(before if isinstance(before, dict) else {}, value, is_strategic)
-        elif is_strategic and key == "ownerReferences":
-            changed = {owner["uid"]: owner for owner in value}
-            kept = [changed.pop(owner["uid"], owner) for owner in before or []]
-            new[key] = [*changed.values(), *kept]
+            new[key] = merge(before if isinstance(before, dict) else {}, value)
         else:
             new[key] = value
     return new

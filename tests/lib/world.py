@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 from unittest.mock import patch
@@ -48,47 +48,15 @@ def pod(name: str, **metadata: Any) -> Obj:
     }
 
 
-class Hung:
-    """Tasks that hang until they are released. Who waits for them waits by the clock."""
-
-    def __init__(self, server: MemoryServer, verb: str, resource: str, **fits: Any) -> None:
-        self.server = server
-        self.rule = server.when(verb, resource, self.hang, **fits)
-        self.released = threading.Event()
-        self.waited_for = set[Future[Any]]()
-
-    def hang(self, request: Request) -> None:
-        self.released.wait(60)
-
-    def wait(self, futures: Iterable[Future[Any]], timeout: float = 0) -> Any:
-        """Wait until all are done, or all that are left hang or wait: then the time is over."""
-        waiting = {*futures}
-        self.waited_for |= waiting  # also what hangs since an earlier pass
-        while True:
-            result = really_wait(waiting, 0.05)
-            running = sum(map(Future.running, self.waited_for))
-            if not result.not_done:
-                return result
-            if running <= self.rule.hits:
-                self.server.clock.advance(timeout)
-                return result
-
-
 class World(logging.Handler):
     """Some Milvus, and an operator that has not made a pass yet. It handles what is logged."""
 
-    def __init__(
-        self,
-        *objects: Obj,
-        namespaces: Sequence[str | None] = (NAMESPACE,),
-        interval: float = 5,
-        workers: int = 4,
-    ) -> None:
+    def __init__(self, *objects: Obj, **settings: Any) -> None:
         super().__init__()
+        defaults: Obj = {"namespaces": [NAMESPACE], "interval": 5, "workers": 4}
+        self.settings = defaults | settings
         self.server = MemoryServer()
         self.clock = self.server.clock
-        self.settings = namespaces, interval, workers
-        self.interval = interval
         self.log = list[str]()
         self.warnings = list[str]()  # once more
         mo.log.handlers = [self]
@@ -101,7 +69,7 @@ class World(logging.Handler):
         connection = self.server.client(), NAMESPACE, None
         now = self.clock.now
         cluster = mo.Cluster(lambda context: connection, timeout=10, dry_run=dry_run, clock=now)
-        return mo.Operator(cluster, *self.settings)
+        return mo.Operator(cluster, **self.settings)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.log.append(record.getMessage())
@@ -113,7 +81,7 @@ class World(logging.Handler):
         """Make passes, each an interval after the one before."""
         for _ in range(count):
             self.operator.run_pass()
-            self.clock.advance(self.interval)
+            self.clock.advance(self.operator.interval)
 
     def live(self, passes: int = 1) -> None:
         """Make passes, with pods that end and run after each."""
@@ -148,23 +116,41 @@ class World(logging.Handler):
         return [round(time, 3) for time in sorted(times)]
 
     @contextlib.contextmanager
-    def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[Hung]:
-        """Requests that hang, before the server sees them, until the end of the block."""
-        hung = Hung(self.server, verb, resource, **fits)
-        with patch.object(mo, "wait", hung.wait):
+    def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[threading.Event]:
+        """Requests that hang, before the server sees them, until the event or the end of the block.
+        Who waits for their tasks waits by the clock."""
+        released = threading.Event()
+        waited_for = set[Future[Any]]()
+
+        def hang(_: Request) -> None:
+            released.wait(60)
+
+        def wait(futures: Iterable[Future[Any]], timeout: float = 0) -> Any:
+            """Wait until all are done, or all that are left hang or wait: then the time is over."""
+            waiting = {*futures}
+            waited_for.update(waiting)  # also what hangs since an earlier pass
+            while True:
+                result = really_wait(waiting, 0.05)
+                running = sum(map(Future.running, waited_for))
+                if not result.not_done:
+                    return result
+                if running <= rule.hits:
+                    self.clock.advance(timeout)
+                    return result
+
+        rule = self.server.when(verb, resource, hang, **fits)
+        with patch.object(concurrent.futures, "wait", wait):
             try:
-                yield hung
+                yield released
             finally:
-                self.server.rules.remove(hung.rule)
-                hung.released.set()
-                really_wait(hung.waited_for)
+                self.server.rules.remove(rule)
+                released.set()
+                really_wait(waited_for)
 
     def add(self, obj: Obj) -> Obj:
         """Create a Milvus, or a pod of another owner."""
         plural = "milvuses" if obj["kind"] == "Milvus" else "pods"
-        metadata = obj["metadata"]
-        namespace = metadata.get("namespace") or NAMESPACE
-        return self.server.ask("create", plural, metadata["name"], obj, namespace)
+        return self.server.ask("create", plural, mo.name_of(obj), obj)
 
     def change(self, name: str, **spec: Any) -> None:
         self.server.ask("patch", "milvuses", name, {"spec": spec})
@@ -172,9 +158,9 @@ class World(logging.Handler):
     def patch(self, plural: str, name: str, **metadata: Any) -> None:
         self.server.ask("patch", plural, name, {"metadata": metadata})
 
-    def remove(self, plural: str, name: str, grace: int | None = 0) -> None:
-        """Delete something; a pod without its grace period, unless a test wants to see it end."""
-        self.server.ask("delete", plural, name, {"gracePeriodSeconds": grace})
+    def remove(self, plural: str, name: str) -> None:
+        """Delete something, a pod without its grace period."""
+        self.server.ask("delete", plural, name, {"gracePeriodSeconds": 0})
 
     # --- What there is ---
     def pods(self) -> list[str]:
@@ -190,24 +176,23 @@ class World(logging.Handler):
         return self.uids()[pod]
 
     def status(self, name: str) -> Obj:
-        return self.server.ask("get", "milvuses", name).get("status") or {}
+        milvus = self.server.objects["milvuses", NAMESPACE, name]
+        return milvus.get("status") or {}
 
     def condition(self, name: str, kind: str) -> Obj:
-        return mo.condition_of(self.server.ask("get", "milvuses", name), kind)
+        milvus = self.server.objects["milvuses", NAMESPACE, name]
+        return mo.condition_of(milvus, kind)
 
     def reason(self, name: str = "x", kind: str = "Reconciled") -> str:
         """The reason of a condition; empty if there is none."""
         return self.condition(name, kind).get("reason", "")
 
-    def message(self, name: str = "x", kind: str = "Reconciled") -> str:
-        return self.condition(name, kind).get("message", "")
+    def message(self) -> str:
+        return self.condition("x", "Reconciled").get("message", "")
 
     def events(self) -> list[str]:
-        """The events, oldest first, as `reason: note`."""
-        events = sorted(
-            self.server.all_of("events"),
-            key=lambda event: int(event["metadata"]["resourceVersion"]),
-        )
+        """The events of each Milvus, oldest first, as `reason: note`."""
+        events = self.server.all_of("events")
         return [f"{event['reason']}: {event['note']}" for event in events]
 
     def requests(self, verb: str, resource: str) -> list[Request]:
