@@ -41,7 +41,7 @@ def test_kills_of_the_operator_and_the_control_plane_amid_writes_do_no_harm(tmp_
         kube = stack.enter_context(new_namespace(plane))
         wire = stack.enter_context(closing(new_wire(plane)))
         log = stack.enter_context((tmp_path / "log").open("w"))
-        users, judge = Users(kube, seed=4), Judge(kube.all_pods)
+        users, judge = Users(kube), Judge(kube.all_pods)
         dice = random.Random(3)
         config = kubeconfig(tmp_path / "config", plane, server=wire.url)
         options = ("-n", kube.ns, "--interval=0.3", "--timeout=5")

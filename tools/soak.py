@@ -81,8 +81,8 @@ def soak(
     """Run it and break a share of the requests, at least so many; wait until every Milvus has what
     its spec asks for, and judge. Raises AssertionError if harm was done. `tls` is what the
     kubeconfig must say about the wire's certificate."""
-    faults = Faults(seed=8, share=share)
-    users = Users(kube, seed=9)
+    faults = Faults(share)
+    users = Users(kube)
     wire.judge = Judge(kube.all_pods)
     log = folder / "operator.log"
     times = list[float]()

@@ -1,4 +1,4 @@
-"""Certificates, like those of current and of older clusters."""
+"""Certificates, like those of older clusters: without key identifiers."""
 
 import ipaddress
 import ssl
@@ -19,7 +19,6 @@ def certificate(
     folder: Path,
     authority: Any = None,
     host: x509.GeneralName = x509.IPAddress(LOCALHOST),  # noqa: B008  # it is immutable
-    key_identifiers: bool = True,
 ) -> tuple[Any, Any]:
     """A new certificate and its key, in crt and key: signed by an authority, or one itself."""
     folder.mkdir(exist_ok=True)
@@ -27,28 +26,24 @@ def certificate(
     (folder / "key").write_bytes(key.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, folder.name)])
     issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer)
-    builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(days=10))
-    builder = builder.not_valid_after(now + timedelta(days=1))
-    constraints = x509.BasicConstraints(ca=not authority, path_length=None)
-    builder = builder.add_extension(constraints, critical=True)
-    builder = builder.add_extension(x509.SubjectAlternativeName([host]), critical=False)
-    if key_identifiers:
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(own, critical=False)
-        builder = builder.add_extension(of_issuer, critical=False)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=10))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(not authority, None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([host]), critical=False)
+    )
     signed = builder.sign(signer, hashes.SHA256())
     (folder / "crt").write_bytes(signed.public_bytes(PEM))
     return signed, key
 
 
-def server_context(server: Path, clients: Path | None = None) -> ssl.SSLContext:
-    """TLS with the certificate in a folder, for clients with a certificate of this authority."""
+def server_context(server: Path) -> ssl.SSLContext:
+    """TLS with the certificate in a folder."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(server / "crt", server / "key")
-    if clients:
-        tls.load_verify_locations(clients / "crt")
-        tls.verify_mode = ssl.CERT_REQUIRED
     return tls

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from http.client import responses
 from typing import Any
 
 import urllib3
@@ -23,22 +22,31 @@ from tests.lib.kit import Kube, eventually, new_operator, rest
 from tests.lib.wire import Handler
 
 HTML = b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>"
-CODES = (401, 403, 404, 409, 410, 422, 429, 500, 503, 504)
-REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError", 504: "Timeout"}  # not as in HTTP
+REASONS = {
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
 
 
-def error(code: int) -> Callable[[Handler], None]:
+def error(code: int, reason: str) -> Callable[[Handler], None]:
     """A fault that responds with an error in the API server's own format."""
-    reason = REASONS.get(code) or responses[code].replace(" ", "")
     body = json.dumps(Rejected(code, reason, f"injected {reason}").status).encode()
-    return lambda handler: handler.respond(code, body, **{"Retry-After": "1"})
+    return lambda handler: handler.respond(code, body)
 
 
 def cut(handler: Handler) -> None:
     """Reset the connection in the middle of the body."""
     data = handler.forward().data
     half = data[: len(data) // 2]
-    handler.respond(200, half, **{"Content-Length": str(len(data))})
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), half))
     handler.reset()
 
 
@@ -56,18 +64,18 @@ def lost(handler: Handler) -> None:
 FAULTS: dict[str, Callable[[Handler], None]] = {
     "reset": Handler.reset,
     "reset in the body": cut,
-    "HTML with 200": lambda handler: handler.respond(200, HTML, "text/html"),
+    "HTML with 200": lambda handler: handler.respond(200, HTML),
     "response lost": lost,
     "hang": hang,
-    **{f"{code}": error(code) for code in CODES},
+    **{reason: error(code, reason) for code, reason in REASONS.items()},
 }
 
 
 class Faults:
     """The `fault` of a wire: breaks a share of the requests."""
 
-    def __init__(self, seed: int, share: float) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, share: float) -> None:
+        self.random = random.Random(8)
         self.lock = threading.Lock()
         self.share = share
         self.done = Counter[str]()
@@ -91,9 +99,9 @@ class Users:
     """They create, scale, roll and delete Milvus resources at random. Pods of other owners have the
     names of some pods."""
 
-    def __init__(self, kube: Kube, seed: int) -> None:
+    def __init__(self, kube: Kube) -> None:
         self.kube = kube
-        self.random = random.Random(seed)
+        self.random = random.Random(9)
         self.changes = 0
         self.names = [f"m{number}" for number in range(8)]
         self.taken = {name: f"{name}-2" for name in self.names[:3]}

@@ -31,30 +31,32 @@ class Request(NamedTuple):
     path: str
     code: int
     credentials: str  # the Authorization header
+    client: Any  # its address: another one for each connection
 
 
-class Wire:
+class Wire(ThreadingHTTPServer):
     def __init__(self, server: str, authority: str, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.server = server
         self.requests = list[Request]()
-        self.connections = list[Any]()  # the clients' addresses, one for each accepted connection
         self.over = threading.Event()  # set when the test is over
         self.fault: Callable[[Handler, str, str], bool] | None = None
         self.judge: Judge | None = None
         self.lock = threading.Lock()
         self.upstream: Any = urllib3.PoolManager(ca_certs=authority, maxsize=40, retries=False)
-        self.up = True  # or each connection that sends a request is reset
-        self.http = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"wire": self}))
         if tls:
-            self.http.socket = tls.wrap_socket(self.http.socket, server_side=True)
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
         scheme = "https" if tls else "http"
-        self.url = f"{scheme}://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=[0.02], daemon=True).start()
+        self.url = f"{scheme}://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that disconnects is not worth a traceback."""
 
     def close(self) -> None:
         self.over.set()
-        self.http.shutdown()
-        self.http.server_close()
+        self.shutdown()
+        self.server_close()
 
 
 def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster: Any) -> str:
@@ -74,10 +76,10 @@ def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster
 class Api(Wire):
     """The server in memory on a port: for the command, and an operator that connects as it does."""
 
-    def __init__(self, folder: Path, *objects: Obj, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         super().__init__("http://memory", "", tls)
         self.folder = folder
-        self.world = World(*objects)
+        self.world = World()
         self.upstream = self.world.server
 
     def kubeconfig(self, user: Obj | None = None, **cluster: Any) -> str:
@@ -87,47 +89,24 @@ class Api(Wire):
         cluster = mo.Cluster(lambda context: mo.connect(file, 8, context), timeout=10)
         return mo.Operator(cluster, [NAMESPACE], 5, 4)
 
-    def accept(self, token: str) -> None:
-        """From now on, reject any other token."""
-
-        def fault(handler: Handler, verb: str, path: str) -> bool:
-            is_other = handler.headers.get("Authorization") != f"Bearer {token}"
-            if is_other:
-                handler.respond(401, b"Unauthorized", "text/plain")
-            return is_other
-
-        self.fault = fault
-
     def tokens(self, operator: mo.Operator) -> set[str]:
-        """The tokens of the requests of one pass that were not rejected."""
+        """The tokens of the requests of one pass."""
         self.requests.clear()
         operator.run_pass()
         return {request.credentials.rpartition(" ")[2] for request in self.requests}
 
 
-class Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects is not worth a traceback."""
-
-
 class Handler(BaseHTTPRequestHandler):
-    wire: Wire
+    server: Wire
     seen = b""  # the body of the request
     protocol_version = "HTTP/1.1"
 
-    def setup(self) -> None:
-        self.wire.connections.append(self.client_address)
-        super().setup()
-
     def handle_request(self) -> None:
-        wire = self.wire
+        wire = self.server
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = self.rfile.read(length)
         if len(self.seen) < length:  # the client has been killed
             self.close_connection = True
-            return
-        if not wire.up:
-            self.reset()
             return
         try:
             handled = wire.fault and wire.fault(self, self.command, self.path)
@@ -142,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
     def forward(self) -> urllib3.BaseHTTPResponse:
         """Forward the request, and return the response of the API server."""
         del self.headers["Host"], self.headers["Content-Length"]  # the client of the wire sets them
-        wire = self.wire
+        wire = self.server
         url, headers = wire.server + self.path, dict(self.headers)
         judge = wire.judge if self.command != "GET" else None
         with wire.lock if judge else contextlib.nullcontext():  # it sees what earlier writes did
@@ -152,14 +131,13 @@ class Handler(BaseHTTPRequestHandler):
         if not wire.judge:
             path = self.path.partition("?")[0]
             who = self.headers.get("Authorization", "")
-            wire.requests.append(Request(self.command, path, response.status, who))
+            request = Request(self.command, path, response.status, who, self.client_address)
+            wire.requests.append(request)
         return response
 
-    def respond(self, code: int, body: bytes, kind: str = "application/json", **more: str) -> None:
-        self.send_response(code)
-        headers = {"Content-Type": kind, "Content-Length": str(len(body))} | more
-        for key, value in headers.items():
-            self.send_header(key, value)
+    def respond(self, code: int, body: bytes) -> None:
+        self.send_response_only(code)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -169,6 +147,3 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         os.close(self.connection.detach())
         self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
