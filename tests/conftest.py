@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 import milvus_operator as mo
 from local.controlplane import ControlPlane, Unavailable, commands
 from tests.lib import kit
-from tests.lib.kit import Clock, Command, Kube, Start, eventually
+from tests.lib.kit import Command, Kube, Start, eventually
 from tests.lib.wire import Api, Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
@@ -83,14 +83,9 @@ def kube(plane: ControlPlane) -> Iterator[Kube]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def operator(kube: Kube, clock: Clock) -> mo.Operator:
+def operator(kube: Kube) -> mo.Operator:
     """An operator for the namespace of the test, to make single passes with."""
-    return kit.new_operator(kube, clock=clock)
+    return kit.new_operator(kube)
 
 
 @pytest.fixture

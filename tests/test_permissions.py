@@ -78,8 +78,8 @@ def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
 ) -> None:
     namespace = mo.namespace_of(installed["Deployment"])
     token = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace)
-    everywhere: list[str | None] = [None]
-    operator = new_operator(kube, namespaces=everywhere, server=wire.url, token=token.strip())
+    operator = new_operator(kube, server=wire.url, token=token.strip())
+    operator.namespaces = [None]
     live(kube, operator)
     assert "not allowed" not in caplog.text
     used = {IMPLIED}

@@ -62,5 +62,5 @@ def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_end
         assert process.process.poll() is None, "it waits for the write in progress"
         process.process.send_signal(signum)
         time.sleep(1)
-    assert process.end(15) == code
+    assert process.end() == code
     assert api.world.pods() == pods

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import ssl
 import subprocess
 import sys
@@ -60,27 +59,24 @@ class Kube:
         self.api, *_ = mo.connect(file, 32, None)
         self.milvuses = mo.milvuses(self.api)
         self.pods = mo.pods(self.api)
-        self.milvuses_path = f"/apis/{mo.API_VERSION}/namespaces/{namespace}/milvuses"
 
-    def request(
-        self, method: str, path: str, headers: Obj | None = None, **options: Any
-    ) -> urllib3.BaseHTTPResponse:
+    def request(self, method: str, path: str, headers: Obj, body: str) -> urllib3.BaseHTTPResponse:
         """A bare request over the connections of the client."""
         settings = self.api.configuration
-        token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
-        known = {"Authorization": str(token), "Content-Type": "application/json"}
+        token = settings.auth_settings()["BearerToken"]["value"]
+        headers = headers | {"Authorization": token}
         pool = self.api.rest_client.pool_manager
         url = settings.host + path
-        return pool.request(method, url, headers=known | (headers or {}), **options)
+        return pool.request(method, url, headers=headers, body=body)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         command = [
             str(self.plane.kubectl),
             f"--kubeconfig={self.plane.kubeconfig()}",
             f"--cache-dir={self.plane.folder}/kubectl",
             f"--namespace={self.ns}",
         ]
-        return output_of(*command, *arguments, code=0 if check else None, input=stdin)
+        return output_of(*command, *arguments, input=stdin)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
         return self.milvuses.create(body=milvus(name, **spec), namespace=self.ns).to_dict()
@@ -171,30 +167,11 @@ def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
     admin.delete(name=namespace)
 
 
-class Clock:
-    """Real time, which a test can move forward."""
-
-    ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
-
-
-def new_operator(
-    kube: Kube,
-    timeout: float = 10,
-    clock: Callable[[], float] = time.monotonic,
-    namespaces: list[str | None] | None = None,
-    **changes: str,
-) -> mo.Operator:
+def new_operator(kube: Kube, **changes: str) -> mo.Operator:
     """An operator with the administrator's kubeconfig, or with these changes in it."""
     file = kubeconfig(kube.plane.folder / f"{kube.ns}.kubeconfig", kube.plane, **changes)
-    cluster = mo.Cluster(
-        lambda context: mo.connect(file, 32, context),
-        timeout=timeout,
-        clock=clock,
-    )
-    return mo.Operator(cluster, namespaces or [kube.ns], 5, 16)
+    cluster = mo.Cluster(lambda context: mo.connect(file, 32, context), timeout=10)
+    return mo.Operator(cluster, [kube.ns], 5, 16)
 
 
 def make_pass(operator: mo.Operator) -> bool:
@@ -239,8 +216,8 @@ class Command:
         )
         self.log = ""
 
-    def end(self, seconds: float = 30) -> int:
-        out, err = self.process.communicate(timeout=seconds)
+    def end(self) -> int:
+        out, err = self.process.communicate(timeout=30)
         self.log += out + err
         return self.process.returncode
 
@@ -251,8 +228,8 @@ class Command:
             self.log += line
         self.log += line
 
-    def stop(self, signum: int = signal.SIGTERM) -> int:
-        self.process.send_signal(signum)
+    def stop(self) -> int:
+        self.process.terminate()
         return self.end()
 
     def kill(self) -> None:
