@@ -139,7 +139,7 @@ class World(logging.Handler):
                     return result
 
         rule = self.server.when(verb, resource, hang, **fits)
-        with patch.object(concurrent.futures, "wait", wait):
+        with patch.object(mo, "wait", wait):
             try:
                 yield released
             finally:
