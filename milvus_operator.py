@@ -982,16 +982,15 @@ class Cluster:
         pass, because before each request, as the client does it, takes a third of the CPU time."""
         if self.is_rejected:
             self.load()
-        settings = self.settings
         try:
             if self.hook:
-                self.hook(settings)
+                self.hook(self.settings)
         except (ConfigException, OSError) as error:
             raise Unusable(without_secrets(str(error))) from None
         # Else the client would run it before each request. A hook may set itself again.
-        settings.refresh_api_key_hook = None
-        # A token's file ends with a newline.
-        settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
+        self.settings.refresh_api_key_hook = None
+        keys = self.settings.api_key.items()  # a token's file ends with a newline
+        self.settings.api_key = {key: value.strip() for key, value in keys}
 
     def request(
         self, verb: str, resource: Resource, target: Obj, most: int | None = None, **options: Any
@@ -1279,6 +1278,8 @@ class Visit:
             cluster.grow(obj, self.spec.storage["size"])
         else:
             cluster.delete(obj)
+            if verb != "delete":
+                self.memory.settled = ("half-way",)  # so that its new pod comes first
         name = name_of(obj) if obj else pod_name(self.milvus, ordinal)
         self.done[DONE.get(verb, "deleted pod"), reason].append(name)
 
@@ -1353,6 +1354,7 @@ class Visit:
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
         """Say something in the log, and in an event later."""
         self.memory.news.append(new_event(self.milvus, reason, note, is_warning))
+        del self.memory.news[:-MAX_NEWS]
         level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.cluster.dry_run_note)
 
@@ -1386,7 +1388,6 @@ class Visit:
     def write_events(self) -> None:
         """Write what is new as events, on which nothing depends."""
         news = self.memory.news
-        del news[:-MAX_NEWS]
         while news and not self.waits(EVENT):
             if self.attempt(EVENT, self.cluster.create_event, news[0]):
                 break
@@ -1476,8 +1477,7 @@ class Operator:
         for namespace in self.namespaces:
             visits += self.list_namespace(this, namespace)
         this.listed = self.clock()
-        acting = 5 * (this.listed - this.started)
-        this.deadline = this.listed + min(max(5, acting), 10)
+        this.deadline = this.listed + min(max(5, 5 * (this.listed - this.started)), 10)
         if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
             this.deadline += 1e6
         self.list_delay = min(max(1, 2 * self.list_delay), 30)
@@ -1521,7 +1521,7 @@ class Operator:
         for task in first_tries:
             task.cancel()
         wait(first_tries, 1)
-        due = this.started + self.next_pass(this)
+        due = this.listed + self.next_pass(this)
         wait(list(self.tasks), due - self.clock())
         for task in self.tasks:
             if task.cancel() or not task.done():  # cancelled, also above, or still running
