@@ -66,6 +66,7 @@ SETTINGS = {
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",
     "a b~!: é€😀": "a b~!=é€😀",
+    "{a: " * 32 + "}" * 32: ".".join("a" * 32) + "=",
     "# a: comment": "",
 }
 
