@@ -168,9 +168,12 @@ class Users:
     def are_served(self) -> bool:
         """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
         pods = self.kube.all_pods().values()
+        owners = {None, *map(mo.uid_of, self.present().values())}
         for pod in pods:
-            # The API server was killed between the two writes of a delete.
-            if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+            # The API server was killed between the two writes of a delete, or the garbage collector
+            # has missed that the owner is gone: the operator is right to wait for either.
+            is_left = mo.controller_of(pod).get("uid") not in owners
+            if is_left or pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 with contextlib.suppress(ApiException):
                     self.delete(self.kube.pods, pod, gracePeriodSeconds=0)
         for name, milvus in self.present().items():
