@@ -168,7 +168,8 @@ class Users:
     def are_served(self) -> bool:
         """Whether every Milvus has what its spec asks for. Raises AssertionError with what not."""
         pods = self.kube.all_pods().values()
-        owners = {None, *map(mo.uid_of, self.present().values())}
+        present = self.present()
+        owners = {None, *map(mo.uid_of, present.values())}
         for pod in pods:
             # The API server was killed between the two writes of a delete, or the garbage collector
             # has missed that the owner is gone: the operator is right to wait for either.
@@ -176,7 +177,7 @@ class Users:
             if is_left or pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 with contextlib.suppress(ApiException):
                     self.delete(self.kube.pods, pod, gracePeriodSeconds=0)
-        for name, milvus in self.present().items():
+        for name, milvus in present.items():
             image = milvus["spec"]["image"]
             desired = {f"{name}-{i}" for i in range(milvus["spec"]["replicas"])}
             expected = {"Ready": "True", "Reconciled": "True"}
