@@ -1,5 +1,7 @@
 """What passes do for the pods of a Milvus, when they come, and how many Milvus share them."""
 
+import time
+
 import pytest
 
 from tests.lib.front import Request
@@ -139,6 +141,18 @@ def test_writes_that_failed_and_hang_leave_workers_to_others(resource: str, work
         world.operator.run_pass()
         assert "good-0" in world.pods()
         assert world.run(2) == [0, 0.5, 1, 1.5]
+
+
+def test_what_failed_once_is_tried_again_soon_though_the_lists_are_slow() -> None:
+    several = [milvus(f"x{number:02}") for number in range(30)]
+    world = World(*several)
+    world.server.delay("list", "pods", 6)
+    rule = world.server.reject("create", "pods", 500, "not now", "InternalError")
+    world.passes()
+    rule.times = 0
+    world.server.when("create", "pods", lambda _: time.sleep(0.01))
+    world.passes()
+    assert len(world.pods()) == 30
 
 
 def test_a_stop_amid_writes_is_no_problem() -> None:
