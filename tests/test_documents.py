@@ -48,7 +48,7 @@ def test_the_options_are_those_of_help() -> None:
 def test_make_lists_the_targets_that_the_documents_name() -> None:
     listed = re.findall(r"^  make ([\w-]+) +\S", output_of("make"), re.M)
     used = re.findall(r"^make ([a-z-]+)", "".join(blocks("sh")), re.M)
-    assert {"demo"} <= {*used} <= {*listed}
+    assert {"demo", "test"} <= {*used} <= {*listed}
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:

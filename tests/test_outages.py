@@ -70,9 +70,11 @@ def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -
     world.run(200)
     assert world.run(20) == [0, 5, 10, 15]
     assert world.pods() == ["y-0"]
+    assert not world.operator.is_ready, "not every namespace has been listed"
     assert not world.operator.run_once()
     world.server.rules.clear()
     world.passes()
+    assert world.operator.is_ready
     assert {*world.pods()} == {"x-0", "y-0"}
 
 

@@ -44,8 +44,10 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     world.forget()
     world.passes(2)
     assert world.writes() == [], "without a Milvus, they are nobody's"
-    world.add(milvus(replicas=3))
+    new = world.add(milvus(replicas=3))
     world.settle()
+    owners = {mo.controller_of(pod)["uid"] for pod in world.server.all_of("pods")}
+    assert owners == {mo.uid_of(new)}
     after = world.uids()
     kept = [name for name in after if after[name] == before[name]]
     assert kept == ["x-0", "x-2"]

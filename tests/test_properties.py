@@ -130,6 +130,8 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
     for sent in world.requests("create", "pods"):
         body = sent.body
         if sent.name != "y-0":
+            assert sent.name.startswith("x-")
+            assert body.keys() == {"apiVersion", "kind", "metadata", "spec"}
             assert body["metadata"].pop("ownerReferences") == [mo.owner_reference(x)]
             assert mo.has_our_labels(x, body)
             assert mo.template_hash_of(body) == mo.spec_of(x).template_hash

@@ -28,6 +28,7 @@ def test_what_fails_waits_ever_longer(code: int, reason: str, waits: list[int], 
     world.passes(92)
     assert world.times("create", "pods")[:6] == waits
     assert world.reason() == why
+    assert (world.reason(kind="Stalled") == why) == (waits == REJECTED)
     assert world.warnings == ["milvus test/x: not now"]
 
 

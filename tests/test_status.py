@@ -39,8 +39,8 @@ def test_events_tell_the_story() -> None:
 
 
 def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
-    x = milvus("x", milvusSpec="this is milvus spec")
-    world = World(x, milvus("bad", milvusSpec="proxy.port: 1"))
+    text = "this is milvus spec"
+    world = World(milvus("x", milvusSpec=text), milvus("bad", milvusSpec="proxy.port: 1"))
     for _ in range(2):
         world.passes(3)
         world.operator = world.new_operator()
@@ -52,6 +52,7 @@ def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     statuses = sorted(world.names("patch", "milvuses/status"))
     assert statuses == ["bad", "x"], "one each, and only when the pods are made"
     assert sum("spec.milvusSpec" in line for line in world.log) == 2
+    assert not any(text in line for line in (*world.log, *world.events()))
 
 
 def test_one_status_is_written_for_several_pods_even_if_its_response_is_lost() -> None:
