@@ -95,10 +95,9 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
-# Reasons for not being Ready that usually pass on their own, ours and the kubelet's. The condition
-# shows a lower number first: what lasts (0), then what a rolling update waits for.
-PASSING = dict.fromkeys(("ContainerCreating", "PodInitializing", "ContainersNotReady"), 1)
-PASSING |= {PENDING: 1, "Creating": 1, "Terminating": 1, "Updating": 2}
+# Reasons for not being Ready that usually pass on their own: the condition shows others first.
+PASSING = {PENDING, "Creating", "Updating", "Terminating"}
+PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}  # the kubelet's words
 EXISTS = "AlreadyExists"  # the reason of the API server's Status object
 STRIPPED = "Stripped"  # the same, of our own: admission has changed a pod
 
@@ -648,6 +647,7 @@ def why_not_ready(pod: Obj) -> Reason:
 def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
+    outdated = {}
     for ordinal in range(spec.replicas):
         pod = mine.get(ordinal)
         if not pod:
@@ -655,11 +655,12 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
         elif is_outdated(pod, spec):
-            unready[ordinal] = problems.get(ordinal, Reason("Updating", OUTDATED))
+            outdated[ordinal] = problems.get(ordinal, Reason("Updating", OUTDATED))
+    unready |= outdated  # after those that a rolling update waits for
     text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
         return Reason("Ready", text)
-    ordinal = min(unready, key=lambda ordinal: PASSING.get(unready[ordinal].reason, 0))
+    ordinal = min(unready, key=lambda ordinal: unready[ordinal].reason in PASSING)
     reason, message = unready[ordinal]
     return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
@@ -969,9 +970,8 @@ class Cluster:
         self.pods = pods(api)
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
-        label = f"{MANAGED_BY_LABEL}={MANAGER}"
         self.lists = [
-            (self.pods, slim_pod, label),
+            (self.pods, slim_pod, f"{MANAGED_BY_LABEL}={MANAGER}"),
             (self.claims, slim_object, CLAIM_LABEL),  # after pods: a listed pod's claim is there
             (self.milvuses, slim_object, ""),  # last: no spec or owner is older than a pod
         ]
@@ -1279,7 +1279,7 @@ class Visit:
         else:
             cluster.delete(obj)
             if verb != "delete":
-                self.memory.settled = ("half-way",)  # so that its new pod comes first
+                self.memory.settled = ("half-way",)  # unlike all versions: the next, and first
         name = name_of(obj) if obj else pod_name(self.milvus, ordinal)
         self.done[DONE.get(verb, "deleted pod"), reason].append(name)
 

@@ -263,6 +263,13 @@ def test_a_problem_that_lasts_is_shown_before_one_that_will_pass(reason: str) ->
     assert found["Ready"].startswith("False Evicted: ")
 
 
+@pytest.mark.parametrize("state", ["", "starting", "ending"])
+def test_a_rolling_update_shows_the_pod_that_it_waits_for(state: str) -> None:
+    there = pods(f"x-0 old, x-1 {state}") if state else pods("x-0 old")
+    stale = {0: mo.Reason("Pending", "a conflict")}
+    assert "; x-1: " in conditions(milvus(2), there, stale)["Ready"]
+
+
 STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]
 
 
