@@ -540,11 +540,6 @@ class BackOff(NamedTuple):
     delay: float = 0
     error: ApiError | None = None
 
-    @property
-    def refused_until(self) -> float:
-        """Until when it is refused. A lost request is not refused: it may still be carried out."""
-        return self.until if self.error and not self.error.is_lost else -inf
-
 
 BackOffs = Mapping[Key, BackOff]
 NO_BACK_OFF = BackOff()
@@ -610,14 +605,16 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     must_be_ready = {*range(spec.replicas)} - {*serving}
     for (verb, ordinal), (_, _, error) in failed.items():
         is_undeletable = verb == "replace" and ordinal in outdated
-        if is_undeletable or (error and error.why.reason == NAME_CONFLICT):
+        if error and (is_undeletable or error.why.reason == NAME_CONFLICT):
             must_be_ready.discard(ordinal)
+    # What is refused. A delete that is lost is not: it may still be carried out.
+    refused = {key: b.until for key, b in failed.items() if b.error and not b.error.is_lost}
     # No Ready surplus pod may be left, because it is deleted in this pass.
-    surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in failed]
+    surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in refused]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
     is_due = must_be_ready <= ready and ready.isdisjoint(surplus)
     # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
-    serving.sort(key=lambda ordinal: failed.get(("replace", ordinal), NO_BACK_OFF).refused_until)
+    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), -inf))
     for ordinal in serving:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
         is_due = False  # one at a time; the others keep their back-offs
@@ -781,9 +778,10 @@ class ApiError(Exception):
 
     @property
     def is_lost(self) -> bool:
-        """Whether there was no answer, so that a write may still take effect, or none yet. The API
-        server's InternalError is an answer: most often, a webhook has failed."""
-        return self.code in (0, 429) or (self.code >= 500 and self.reason != "InternalError")
+        """Whether there was no answer, so that a write may still take effect, or none yet. If a
+        webhook denies it, with whatever code, or fails (InternalError), that is an answer."""
+        is_answer = self.reason == "InternalError" or "denied the request" in str(self)
+        return (self.code in (0, 429) or self.code >= 500) and not is_answer
 
     @property
     def denial(self) -> str:
@@ -1320,6 +1318,7 @@ class Visit:
         try:
             task(*arguments)
         except ApiError as failed:
+            failed.__traceback__ = failed.__context__ = None  # they would keep the whole request
             error = failed
         except Exception as failed:
             error = unexpected(failed)
@@ -1330,7 +1329,7 @@ class Visit:
         """Record what came of a write. What has failed, or may repeat for ever, backs off."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, NO_BACK_OFF)
-        may_repeat = key[0] in ("restart", "grow") and not self.cluster.dry_run
+        may_repeat = key[0] in ("restart", "replace", "grow") and not self.cluster.dry_run
         if self.cluster.stopping or not (error or may_repeat):
             return
         now = self.cluster.clock()
