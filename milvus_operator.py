@@ -98,8 +98,8 @@ PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure 
 # Reasons for not being Ready that usually pass on their own: the condition shows others first.
 PASSING = {PENDING, "Creating", "Updating", "Terminating"}
 PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}  # the kubelet's words
-EXISTS = "AlreadyExists"  # the reason of the API server's Status object
-STRIPPED = "Stripped"  # the same, of our own: admission has changed a pod
+EXISTS = "AlreadyExists"  # a reason in the API server's Status object
+STRIPPED = "Stripped"  # a reason of our own: admission has changed a pod
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -230,7 +230,7 @@ class Spec:
     replicas: int = 1
     storage: Obj = field(default_factory=dict)
     pod: Obj = field(default_factory=dict)  # the overlay
-    settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec sets nothing
+    settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec is text
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
     invalid: str = ""  # what is wrong with it; then nothing else is set
 
@@ -393,7 +393,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
     metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
     volume: Obj = {"emptyDir": {}}
-    if spec.storage.get("size"):
+    if spec.storage.get("size"):  # raises before anything is written if it is not a mapping
         volume = {"persistentVolumeClaim": {"claimName": f"data-{pod_name(milvus, ordinal)}"}}
     generated = {
         "automountServiceAccountToken": False,
@@ -600,8 +600,8 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     for ordinal in outdated:
         if ordinal not in serving:
             yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # All others must be Ready, but broken pods that could not be deleted and names that others hold
-    # would hold it up for good.
+    # All others must be Ready, except those that would hold up the roll for good: broken pods that
+    # could not be deleted, and names that others hold.
     must_be_ready = {*range(spec.replicas)} - {*serving}
     for (verb, ordinal), (_, _, error) in failed.items():
         is_undeletable = verb == "replace" and ordinal in outdated
@@ -664,9 +664,9 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason
 
 def reconciliation(spec: Spec, problems: Problems) -> Reason:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
-    for ordinal in sorted(problems):
-        if problems[ordinal].reason != PENDING:
-            return problems[ordinal]
+    for _, problem in sorted(problems.items()):
+        if problem.reason != PENDING:
+            return problem
     if spec.settings is None:
         return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Reason(RECONCILED, MATCHING)
@@ -675,7 +675,7 @@ def reconciliation(spec: Spec, problems: Problems) -> Reason:
 def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str) -> Obj:
     """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
     mine = members(milvus, pods)
-    present = [mine[ordinal] for ordinal in sorted(mine) if not is_ending(mine[ordinal])]
+    present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
     ready = readiness(milvus, spec, mine, problems)
     reconciled = reconciliation(spec, problems)
     if spec.invalid:
@@ -729,7 +729,7 @@ def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     }
 
 
-# What has been done after a verb; after the others: deleted pod.
+# What each verb has done; the others: deleted pod.
 DONE = {"create": "created pod", "adopt": "adopted pod", "grow": "grew claim"}
 
 
@@ -778,7 +778,7 @@ class ApiError(Exception):
 
     @property
     def is_lost(self) -> bool:
-        """Whether there was no answer, so that a write may still take effect, or none yet. If a
+        """Whether no answer came, so that a write may still take effect, or only `later` (429). If a
         webhook denies it, with whatever code, or fails (InternalError), that is an answer."""
         is_answer = self.reason == "InternalError" or "denied the request" in str(self)
         return (self.code in (0, 429) or self.code >= 500) and not is_answer
@@ -826,10 +826,9 @@ def split_list(body: bytes) -> tuple[Obj, memoryview]:
 def parse(items: bytes) -> list[Obj]:
     """A JSON array of objects. One that is too deep for Python must not hide the others."""
     try:
-        try:
+        with suppress(RecursionError):
             return list(json.loads(items))
-        except RecursionError:
-            return list(json.loads(shallow(items)))
+        return list(json.loads(shallow(items)))
     except ValueError:
         raise ApiError(0, NOT_KUBERNETES) from None
 
@@ -926,7 +925,7 @@ def new_client(settings: Configuration) -> ApiClient:
     if settings.cert_file:
         tls.load_cert_chain(settings.cert_file, settings.key_file, password="")  # never ask for one
     api = ApiClient(settings)
-    # The context has read these files, which may be temporary: the client must not read them again.
+    # `tls` has read these files, which may be temporary: the client must not read them again.
     no_files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
     api.rest_client.pool_manager.connection_pool_kw |= no_files | {"ssl_context": tls}
     # It would copy each body; without that, a create takes a tenth less CPU.
@@ -963,7 +962,7 @@ class Cluster:
         api, self.namespace, self.context = self.connect(self.context)
         self.settings = api.configuration
         self.hook = self.settings.refresh_api_key_hook  # renews a token that has expired
-        self.is_rejected = False  # whether the server has rejected the credentials
+        self.is_rejected = False  # whether the credentials or TLS have failed
         self.milvuses = milvuses(api)
         self.pods = pods(api)
         self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
@@ -971,7 +970,7 @@ class Cluster:
         self.lists = [
             (self.pods, slim_pod, f"{MANAGED_BY_LABEL}={MANAGER}"),
             (self.claims, slim_object, CLAIM_LABEL),  # after pods: a listed pod's claim is there
-            (self.milvuses, slim_object, ""),  # last: no spec or owner is older than a pod
+            (self.milvuses, slim_object, ""),  # last: never older than the pods
         ]
         self.server = without_secrets(self.settings.host)
 
@@ -1127,7 +1126,7 @@ def timestamp(precision: str = "seconds") -> str:
 # ---------- The loop: list, visit, wait ----------
 
 CONFLICT_DELAY = 4  # three conflicts, with 1, 2 and 4 seconds, are no failure: the lists were old
-QUIET = 600  # seconds without a write after which its back-off starts again from its first delay
+QUIET = 600  # seconds without a try after which its back-off starts again from the first delay
 MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
 
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
@@ -1153,7 +1152,9 @@ class Memory:
 
     generation: int = 0  # that the back-offs belong to (they are forgotten)
     back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
-    settled: tuple[str, ...] = ()  # its versions when nothing was left to do (one more visit)
+    # Its versions if nothing was left to do; ("half-way",), which equals no versions, if a deleted
+    # pod must be created again: that goes first (one more visit).
+    settled: tuple[str, ...] = ()
     wake: float = 0  # when it is visited even if unchanged, as a back-off ends (one more visit)
     state: str = "progressing"  # the other states: ready, failed (it is computed again)
     news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
@@ -1227,7 +1228,7 @@ class Visit:
         waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
         memory.wake = min(waiting, default=inf)
         if not is_complete:
-            memory.wake = self.this.listed  # now, and among those in the order of their visits
+            memory.wake = self.this.listed  # in the next pass, who has waited longest first
         elif says_status:
             memory.settled = self.versions
 
@@ -1277,7 +1278,7 @@ class Visit:
         else:
             cluster.delete(obj)
             if verb != "delete":
-                self.memory.settled = ("half-way",)  # unlike all versions: the next, and first
+                self.memory.settled = ("half-way",)
         name = name_of(obj) if obj else pod_name(self.milvus, ordinal)
         self.done[DONE.get(verb, "deleted pod"), reason].append(name)
 
@@ -1293,7 +1294,7 @@ class Visit:
                 raise
             before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).error
             if before and before.reason == STRIPPED:
-                raise before from None  # it is ours, as it was when it was created
+                raise before from None  # the pod that has the name is ours, stripped
             (taken,) = parse(b"[%b]" % self.cluster.request("get", self.cluster.pods, pod))
             error.why = why_name_is_taken(self.milvus, taken)
             raise
@@ -1302,7 +1303,7 @@ class Visit:
         """Make sure that a claim exists; returns whether it was created."""
         claim = new_claim(self.milvus, self.spec, ordinal)
         try:
-            # One that is not labelled is not listed; a quota would reject a second one first.
+            # One without our label is not listed, and a quota is checked before the name.
             self.cluster.request("get", self.cluster.claims, claim)
             return False
         except ApiError as error:
@@ -1381,8 +1382,7 @@ class Visit:
         before = condition_of(self.milvus, "Reconciled")
         # That a new Milvus is fine is no news.
         if reconciled["message"] != before.get("message", MATCHING):
-            is_warning = reconciled["status"] == "False"
-            self.say(reconciled["reason"], reconciled["message"], is_warning)
+            self.say(reconciled["reason"], reconciled["message"], memory.state == "failed")
 
     def write_events(self) -> None:
         """Write what is new as events, on which nothing depends."""
@@ -1515,14 +1515,13 @@ class Operator:
     def finish(self, this: Pass, first_tries: list[Future[Any]]) -> None:
         """Wait for first tries until the deadline, and a second longer for the writes in progress,
         because the next pass does not visit a Milvus that is still being visited. Second tries may
-        hang: wait for them only until the next pass is due."""
+        hang: they get the time between two passes, counted from the lists."""
         wait(first_tries, this.deadline - self.clock())
         for task in first_tries:
             task.cancel()
         wait(first_tries, 1)
-        due = this.listed + self.next_pass(this)
-        wait(list(self.tasks), due - self.clock())
-        for task in self.tasks:
+        wait(list(self.tasks), this.listed + self.next_pass(this) - self.clock())
+        for task in self.tasks:  # each: one that began later would act on old lists
             if task.cancel() or not task.done():  # cancelled, also above, or still running
                 this.is_cut = True
 
