@@ -778,8 +778,8 @@ class ApiError(Exception):
 
     @property
     def is_lost(self) -> bool:
-        """Whether no answer came, so that a write may still take effect, or only `later` (429). If a
-        webhook denies it, with whatever code, or fails (InternalError), that is an answer."""
+        """Whether no answer came, so that a write may still take effect, or only "later" (429). A
+        webhook's denial, with whatever code, is an answer; so is its failure (InternalError)."""
         is_answer = self.reason == "InternalError" or "denied the request" in str(self)
         return (self.code in (0, 429) or self.code >= 500) and not is_answer
 

@@ -5,13 +5,7 @@ from tests.lib.front import Request
 from tests.lib.world import World, at_rest, milvus, pod
 
 LABELS = mo.selector_of(milvus())
-OTHER = {
-    "apiVersion": "v1",
-    "kind": "ConfigMap",
-    "name": "c",
-    "uid": "c",
-    "controller": True,
-}
+OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c", "controller": True}
 
 
 def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None:

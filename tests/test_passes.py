@@ -60,13 +60,7 @@ def test_slow_lists_are_rarer() -> None:
     assert world.run(10) == [0, 2.5, 5, 7.5]
 
 
-@pytest.mark.parametrize(
-    ("interval", "takes", "created"),
-    [
-        (3600, 0, 5),
-        (0.5, 2, 10),
-    ],
-)
+@pytest.mark.parametrize(("interval", "takes", "created"), [(3600, 0, 5), (0.5, 2, 10)])
 def test_a_pass_acts_for_five_times_what_its_lists_took_and_at_least_five_seconds(
     interval: float, takes: float, created: int
 ) -> None:
@@ -96,12 +90,7 @@ def test_a_change_waits_for_one_pass_of_a_burst_only() -> None:
 
 # --- What hangs or is slow ---
 @pytest.mark.parametrize(
-    ("verb", "resource"),
-    [
-        ("create", "pods"),
-        ("patch", "milvuses/status"),
-        ("create", "events"),
-    ],
+    ("verb", "resource"), [("create", "pods"), ("patch", "milvuses/status"), ("create", "events")]
 )
 def test_a_write_that_hangs_is_not_repeated_and_delays_no_other(verb: str, resource: str) -> None:
     world = World(milvus(replicas=3))
@@ -118,13 +107,7 @@ def test_a_write_that_hangs_is_not_repeated_and_delays_no_other(verb: str, resou
     assert len(world.pods()) == 5
 
 
-@pytest.mark.parametrize(
-    ("resource", "workers"),
-    [
-        ("pods", 2),
-        ("events", 16),
-    ],
-)
+@pytest.mark.parametrize(("resource", "workers"), [("pods", 2), ("events", 16)])
 def test_writes_that_failed_and_hang_leave_workers_to_others(resource: str, workers: int) -> None:
     """As behind a webhook that fails after its timeout."""
     several = [milvus(f"bad{number}") for number in range(40)]

@@ -1,5 +1,7 @@
 """Writes that are rejected or fail: they back off, are reported, and delay nothing else."""
 
+import gc
+
 import pytest
 
 from tests.lib.front import Request
@@ -64,14 +66,7 @@ def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     assert world.reason(kind="Stalled") == "QuotaExceeded"
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "ownerReferences",
-        "labels",
-        "annotations",
-    ],
-)
+@pytest.mark.parametrize("part", ["ownerReferences", "labels", "annotations"])
 def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     """It is not deleted and created in a circle."""
 
@@ -89,6 +84,29 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     assert len(tries) <= 16
     assert world.names("delete", "pods") == []
     assert world.reason(kind="Stalled") == "Invalid"
+
+
+def test_a_pod_that_admission_changes_but_not_in_a_dry_run_is_replaced_less_and_less_often() -> (
+    None
+):
+    def admit(request: Request) -> None:
+        if not request.dry_run:
+            request.body = merge(request.body, {"metadata": {"annotations": None}})
+
+    world = World(milvus())
+    world.server.when("create", "pods", admit)
+    world.live(100)
+    assert len(world.names("delete", "pods")) < 10
+
+
+def test_what_is_rejected_takes_no_memory_until_it_is_tried_again() -> None:
+    world = World(milvus(replicas=20, image="rejected"))
+    world.server.reject("create", "pods", 403, "no")
+    world.passes(2)
+    world.forget()
+    gc.collect()
+    dicts = [one for one in gc.get_objects() if isinstance(one, dict)]
+    assert not [one for one in dicts if one.get("image") == "rejected" and "env" in one]
 
 
 def test_a_rejection_that_is_over_does_not_hide_who_has_the_name() -> None:

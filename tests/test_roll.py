@@ -87,8 +87,9 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
 
 def test_a_roll_passes_a_pod_whose_delete_is_rejected() -> None:
     world = outdated(4)
-    for name in ("x-3", "x-2"):
-        world.server.reject("delete", "pods", 500, "a webhook fails", "InternalError", name=name)
+    server = world.server
+    server.reject("delete", "pods", 500, "a webhook fails", "InternalError", name="x-3")
+    server.reject("delete", "pods", 503, 'webhook "a" denied the request: no', name="x-2")
     world.run(30)
     assert {*deleted(world)} == {"x-3", "x-2", "x-1"}, "it waits for the new x-1"
     world.live(60)
@@ -116,6 +117,14 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() ->
     server.rules.clear()
     world.live(20)
     assert world.images() == ["milvus:3"] * 3
+
+
+def test_while_the_delete_of_a_surplus_pod_may_still_take_effect_no_pod_is_replaced() -> None:
+    world = at_rest(milvus(replicas=3))
+    world.server.reject("delete", "pods", 504, "the webhook still thinks", times=1)
+    world.change("x", replicas=2, image="milvus:2")
+    world.passes(2)
+    assert deleted(world) == ["x-2", "x-2"]
 
 
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:

@@ -23,12 +23,7 @@ def by_kind(manifest: str) -> dict[str, Obj]:
 
 
 def new_metadata(name: str) -> Obj:
-    return {
-        "name": name,
-        "namespace": "ns",
-        "uid": f"uid-of-{name}",
-        "resourceVersion": "1",
-    }
+    return {"name": name, "namespace": "ns", "uid": f"uid-of-{name}", "resourceVersion": "1"}
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: Any) -> Obj:
@@ -75,12 +70,7 @@ OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
     "of-y": OURS | {"name": "y", "uid": "uid-of-y"},
-    "of-web": {
-        "kind": "ReplicaSet",
-        "name": "web",
-        "uid": "uid-of-web",
-        "controller": True,
-    },
+    "of-web": {"kind": "ReplicaSet", "name": "web", "uid": "uid-of-web", "controller": True},
 }
 METADATA: dict[str, Obj] = {
     "orphan": {"ownerReferences": None},
@@ -91,12 +81,7 @@ METADATA: dict[str, Obj] = {
     "old": {"annotations": {mo.TEMPLATE_HASH: "another"}},
     "ending": {"deletionTimestamp": NOW},
 }
-PHASES = {
-    "starting": "Pending",
-    "failed": "Failed",
-    "succeeded": "Succeeded",
-    "silent": "Running",
-}
+PHASES = {"starting": "Pending", "failed": "Failed", "succeeded": "Succeeded", "silent": "Running"}
 WORDS = [*OWNERS, *METADATA, *PHASES]
 
 
