@@ -393,7 +393,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
     metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
     volume: Obj = {"emptyDir": {}}
-    if spec.storage.get("size"):  # raises before anything is written if it is not a mapping
+    if spec.storage.get("size") is not None:  # raises if it is not a mapping, before any write
         volume = {"persistentVolumeClaim": {"claimName": f"data-{pod_name(milvus, ordinal)}"}}
     generated = {
         "automountServiceAccountToken": False,
@@ -600,21 +600,23 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     for ordinal in outdated:
         if ordinal not in serving:
             yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # All others must be Ready, except those that would hold up the roll for good: broken pods that
-    # could not be deleted, and names that others hold.
+    # Not what is lost, which may still be carried out, nor a conflict because the list was old.
+    refused = {
+        key: (back_off.until, error.why.reason)
+        for key, back_off in failed.items()
+        if (error := back_off.error) and not error.is_lost and error.why.reason != PENDING
+    }
+    # All others must be Ready, except broken pods whose delete is refused, and names others hold.
     must_be_ready = {*range(spec.replicas)} - {*serving}
-    for (verb, ordinal), (_, _, error) in failed.items():
-        is_undeletable = verb == "replace" and ordinal in outdated
-        if error and (is_undeletable or error.why.reason == NAME_CONFLICT):
+    for (verb, ordinal), (_, reason) in refused.items():
+        if reason == NAME_CONFLICT or (verb == "replace" and ordinal in outdated):
             must_be_ready.discard(ordinal)
-    # What is refused. A delete that is lost is not: it may still be carried out.
-    refused = {key: b.until for key, b in failed.items() if b.error and not b.error.is_lost}
     # No Ready surplus pod may be left, because it is deleted in this pass.
     surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in refused]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
     is_due = must_be_ready <= ready and ready.isdisjoint(surplus)
     # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
-    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), -inf))
+    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), (-inf, "")))
     for ordinal in serving:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
         is_due = False  # one at a time; the others keep their back-offs
