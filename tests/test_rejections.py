@@ -86,9 +86,7 @@ def test_a_pod_that_admission_changes_is_told_and_backs_off(part: str) -> None:
     assert world.reason(kind="Stalled") == "Invalid"
 
 
-def test_a_pod_that_admission_changes_but_not_in_a_dry_run_is_replaced_less_and_less_often() -> (
-    None
-):
+def test_a_pod_that_admission_changes_except_in_dry_runs_is_replaced_ever_more_rarely() -> None:
     def admit(request: Request) -> None:
         if not request.dry_run:
             request.body = merge(request.body, {"metadata": {"annotations": None}})
