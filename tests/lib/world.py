@@ -129,14 +129,15 @@ class World(logging.Handler):
             """Wait until all are done, or all that are left hang or wait: then the time is over."""
             waiting = {*futures}
             waited_for.update(waiting)  # also what hangs since an earlier pass
-            while True:
-                result = really_wait(waiting, 0.05)
-                running = sum(map(Future.running, waited_for))
+            unchanged = 0  # looks: if this process is slow, one look proves nothing
+            while unchanged < 10:
+                result = really_wait(waiting, 0.005)
                 if not result.not_done:
                     return result
-                if running <= rule.hits:
-                    self.clock.advance(timeout)
-                    return result
+                is_stuck = sum(map(Future.running, waited_for)) <= rule.hits
+                unchanged = unchanged + 1 if is_stuck else 0
+            self.clock.advance(max(0, timeout))
+            return result
 
         rule = self.server.when(verb, resource, hang, **fits)
         with patch.object(mo, "wait", wait):
