@@ -540,6 +540,13 @@ class BackOff(NamedTuple):
     delay: float = 0
     error: ApiError | None = None
 
+    @property
+    def refusal(self) -> str:
+        """Why it was refused. Nothing that is lost, or failed because the list was old, counts."""
+        if not self.error or self.error.is_lost or self.error.why.reason == PENDING:
+            return ""
+        return self.error.why.reason
+
 
 BackOffs = Mapping[Key, BackOff]
 NO_BACK_OFF = BackOff()
@@ -600,23 +607,18 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     for ordinal in outdated:
         if ordinal not in serving:
             yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    # Not what is lost, which may still be carried out, nor a conflict because the list was old.
-    refused = {
-        key: (back_off.until, error.why.reason)
-        for key, back_off in failed.items()
-        if (error := back_off.error) and not error.is_lost and error.why.reason != PENDING
-    }
+    refused = {key: back_off for key, back_off in failed.items() if back_off.refusal}
     # All others must be Ready, except broken pods whose delete is refused, and names others hold.
     must_be_ready = {*range(spec.replicas)} - {*serving}
-    for (verb, ordinal), (_, reason) in refused.items():
-        if reason == NAME_CONFLICT or (verb == "replace" and ordinal in outdated):
+    for (verb, ordinal), back_off in refused.items():
+        if back_off.refusal == NAME_CONFLICT or (verb == "replace" and ordinal in outdated):
             must_be_ready.discard(ordinal)
     # No Ready surplus pod may be left, because it is deleted in this pass.
     surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in refused]
     ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
     is_due = must_be_ready <= ready and ready.isdisjoint(surplus)
     # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
-    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), (-inf, "")))
+    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), NO_BACK_OFF).until)
     for ordinal in serving:
         yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
         is_due = False  # one at a time; the others keep their back-offs
@@ -1461,8 +1463,7 @@ class Operator:
         return this
 
     def next_pass(self, this: Pass) -> float:
-        """How many seconds after its start the next pass starts: soon after a change, so that a
-        rolling update waits for pods and not for passes, and later when nothing changes."""
+        """Seconds from its start to the next: few after a change, so that a roll waits for pods."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.clock() - self.cluster.changed
@@ -1515,9 +1516,8 @@ class Operator:
         return visits
 
     def finish(self, this: Pass, first_tries: list[Future[Any]]) -> None:
-        """Wait for first tries until the deadline, and a second longer for the writes in progress,
-        because the next pass does not visit a Milvus that is still being visited. Second tries may
-        hang: they get the time between two passes, counted from the lists."""
+        """Wait for first tries to the deadline, and a second more for current writes: a Milvus that
+        is still visited misses the next pass. Second tries may hang; they get until it is due."""
         wait(first_tries, this.deadline - self.clock())
         for task in first_tries:
             task.cancel()
