@@ -216,8 +216,8 @@ def test_labels_and_annotations_are_added_and_ours_stay() -> None:
 
 # --- The claim ---
 def test_each_pod_has_a_claim_of_its_own() -> None:
-    """With no label that other tools delete by, and no owner: it outlives the Milvus."""
-    stored = milvus(storage={"size": "5Gi", "storageClassName": ""})
+    """With no label that other tools delete by, and no owner. The size 0 is a size, too."""
+    stored = milvus(storage={"size": 0, "storageClassName": ""})
     made = mo.new_pod(stored, read(stored), 3)
     (volume,) = made["spec"]["volumes"]
     assert volume["persistentVolumeClaim"] == {"claimName": "data-x-3"}
@@ -227,6 +227,6 @@ def test_each_pod_has_a_claim_of_its_own() -> None:
         metadata: {name: data-x-3, namespace: ns, labels: {zilliz.com/milvus: x}}
         spec:
           accessModes: [ReadWriteOnce]
-          resources: {requests: {storage: 5Gi}}
+          resources: {requests: {storage: 0}}
           storageClassName: ""
         """)
