@@ -1334,7 +1334,7 @@ class Visit:
         """Record what came of a write. What has failed, or may repeat for ever, backs off."""
         back_offs = self.memory.back_offs
         before = back_offs.pop(key, NO_BACK_OFF)
-        may_repeat = key[0] in ("restart", "replace", "grow") and not self.cluster.dry_run
+        may_repeat = key[0] in ("restart", "replace", "adopt", "grow") and not self.cluster.dry_run
         if self.cluster.stopping or not (error or may_repeat):
             return
         now = self.cluster.clock()

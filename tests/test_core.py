@@ -15,8 +15,10 @@ from tests.lib.world import milvus as created
 FAILURES = {
     "rejected": mo.ApiError(403, "no"),
     "lost": mo.ApiError(0, "no response"),
+    "late": mo.ApiError(409, "the list was old"),
     "taken": mo.ApiError(409, "the name is"),
 }
+FAILURES["late"].why = mo.Reason("Pending")
 FAILURES["taken"].why = mo.Reason("NameConflict")
 # The replicas that are desired, the pods, and sometimes what has failed: what is done now.
 ACTIONS = {
@@ -45,11 +47,14 @@ ACTIONS = {
     "3: x-0 old, x-1 old; create 2 taken": "create x-2, replace x-1",
     "3: x-0 old, x-1 old; create 2 rejected": "create x-2",
     "3: x-0, x-1, x-2 old, x-3; delete 3 rejected": "delete x-3, replace x-2",
+    "3: x-0, x-1, x-2 old, x-3; delete 3 lost": "delete x-3",
     "3: x-0 old, x-1 old, x-2 old; replace 2 rejected": "replace x-1",
     "3: x-0 old, x-1 old, x-2 old; replace 2 lost": "replace x-2",  # it may still happen
     "3: x-0 old, x-1 old, x-2 old ending; replace 2 lost": "",  # it has happened
     "3: x-0 old, x-1 old; replace 2 rejected": "create x-2",
     "3: x-0 old, x-1 old, x-2 old starting; replace 2 rejected": "replace x-1, replace x-2",
+    "3: x-0 old, x-1 old, x-2 old starting; replace 2 lost": "replace x-2",
+    "3: x-0 old, x-1 old, x-2 old starting; replace 2 late": "replace x-2",
 }
 
 

@@ -77,3 +77,11 @@ def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None
     assert world.reason() == "NameConflict"
     (left,) = world.server.all_of("pods")
     assert mo.controller_of(left)["uid"] == "c"
+
+
+def test_an_adoption_that_something_undoes_is_repeated_ever_more_rarely() -> None:
+    world = at_rest(milvus())
+    for _ in range(30):
+        world.patch("pods", "x-0", ownerReferences=None)
+        world.passes()
+    assert world.times("patch", "pods") == [10, 20, 40]

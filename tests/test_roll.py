@@ -119,25 +119,6 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() ->
     assert world.images() == ["milvus:3"] * 3
 
 
-@pytest.mark.parametrize("code", [504, 409])
-def test_no_ready_pod_is_replaced_before_a_broken_one_whose_delete_is_lost_or_late(
-    code: int,
-) -> None:
-    world = outdated(3)
-    world.server.set_pod("x-2", ready=False)
-    world.server.reject("delete", "pods", code, "later", "Conflict", name="x-2", times=1)
-    world.passes(2)
-    assert deleted(world) == ["x-2", "x-2"]
-
-
-def test_while_the_delete_of_a_surplus_pod_may_still_take_effect_no_pod_is_replaced() -> None:
-    world = at_rest(milvus(replicas=3))
-    world.server.reject("delete", "pods", 504, "the webhook still thinks", times=1)
-    world.change("x", replicas=2, image="milvus:2")
-    world.passes(2)
-    assert deleted(world) == ["x-2", "x-2"]
-
-
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:
     """It was not Ready in the lists, so it was to go beside a Ready one."""
     world = outdated(2)
