@@ -5,7 +5,6 @@ The seeds are new in each test run, and part of the tests' names. `SEED=… RUNS
 
 import os
 import random
-from typing import Any
 
 import pytest
 from urllib3 import HTTPResponse
@@ -28,14 +27,12 @@ CHANGES = ["image", "image", "scale", "scale y", "fail", "crash", "end", "end", 
 class Run:
     """Some passes of one operator or, by mistake, several, while specs and pods change and requests
     fail. An operator has one worker, so one request at a time. Of several, another may make a whole
-    pass meanwhile: then the first one goes on with lists that are out of date.
-    """
+    pass meanwhile: then the first one goes on with lists that are out of date."""
 
     def __init__(self, seed: int, replicas: int) -> None:
         self.dice = random.Random(seed)
         stored = milvus("y", storage={"size": "1Gi"})
-        others = pod("y-2")
-        self.world = World(milvus(replicas=3), stored, others, workers=1)
+        self.world = World(milvus(replicas=3), stored, pod("y-2"), workers=1)
         self.operators = [self.world.new_operator() for _ in range(replicas)]
         self.idle = [*self.operators]  # those that make no pass now
         self.share = 0.3 if replicas == 1 else 0.03  # of the requests that fail
@@ -94,23 +91,22 @@ class Run:
             raise ERRORS[fault]()
         if fault in REFUSED and (request.verb == "delete" or request.dry_run):
             names = self.world.pods() if request.dry_run else [request.name]
-            self.refused |= {(self.generation, name) for name in names}
+            self.refused |= {(self.x["metadata"]["generation"], name) for name in names}
         message = "a webhook denied the request" if fault == "denied" else "not now"
         return http_response(CODES[fault], Rejected(CODES[fault], fault, message).status)
 
-    def lose(self, _: object) -> Any:
-        """The responses of others get lost."""
+    def lose(self, _: object) -> None:
+        """The responses to some others get lost."""
         if self.dice.random() < self.share / 5:
             raise ERRORS["reset"]()
 
     @property
-    def generation(self) -> int:
-        x: mo.Obj = self.server.objects["milvuses", "test", "x"]
-        return x["metadata"]["generation"]
+    def x(self) -> mo.Obj:
+        return self.server.objects["milvuses", "test", "x"]
 
     def judge(self, request: Request) -> None:
         """One operator replaces a Ready pod of x only if all others are, and no surplus one is."""
-        spec = self.server.objects["milvuses", "test", "x"]["spec"]
+        spec = self.x["spec"]
         there = {mo.name_of(pod): pod for pod in self.server.all_of("pods")}
         desired = {f"x-{ordinal}" for ordinal in range(spec["replicas"])}
         ready = {name for name in there if name.startswith("x") and is_ready(there[name])}
@@ -118,7 +114,8 @@ class Run:
         metadata = victim["metadata"]
         is_meant = metadata | request.body["preconditions"] == metadata
         if len(self.operators) == 1 and is_meant and request.name in ready & desired:
-            wrong = {n for n in desired ^ ready if (self.generation, n) not in self.refused}
+            generation = self.x["metadata"]["generation"]
+            wrong = {name for name in desired ^ ready if (generation, name) not in self.refused}
             if wrong or image_of(victim) == spec["image"]:
                 self.harm.append(f"{request.name} was deleted in spite of {wrong}")
 
@@ -126,8 +123,7 @@ class Run:
         for _ in range(60 // len(self.operators)):
             self.change()
             self.make_pass()
-            seconds = self.dice.choice([0.5, 1, 5, 40])
-            self.world.clock.advance(seconds)
+            self.world.clock.advance(self.dice.choice([0.5, 1, 5, 40]))
         self.server.rules.clear()
         self.world.change("x", image="milvus:last", replicas=3)
         self.world.change("y", replicas=2)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import milvus_operator as mo
-from tests.lib.objects import WORDS, Obj, decided, milvus, named, new_status, pod
+from tests.lib.objects import CURRENT, WORDS, Obj, decided, milvus, named, new_status, pod
 from tests.lib.world import World
 from tests.lib.world import milvus as created
 
@@ -59,13 +59,14 @@ def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
 
 @drawn
 @given(any_pods, replicas)
-def test_only_pods_of_ours_are_changed(pods: list[Obj], count: int) -> None:
+def test_only_our_pods_change_and_one_ready_pod_at_a_time(pods: list[Obj], count: int) -> None:
     x = milvus(count)
     there = named(x, pods)
     mine = mo.members(x, there)
     actions = decided(x, pods)
     assert len({action.ordinal for action in actions}) == len(actions)
-    for verb, ordinal, one, _, _ in actions:
+    serving = []
+    for verb, ordinal, one, _, is_due in actions:
         assert one == {} or not mo.is_ending(one)
         if verb == "create":
             assert ordinal < count
@@ -77,6 +78,11 @@ def test_only_pods_of_ours_are_changed(pods: list[Obj], count: int) -> None:
             assert one == mine[ordinal]
             assert (verb == "delete") == (ordinal >= count)
             assert verb != "restart" or not mo.is_ready(one)
+        if verb == "replace" and is_due and mo.may_serve(one):
+            serving.append(ordinal)
+            assert mo.template_hash_of(one) != CURRENT
+    assert len(serving) <= 1
+    assert not serving or all(mo.may_serve(mine[ordinal]) for ordinal in range(count))
 
 
 # --- A spec of any shape ---
