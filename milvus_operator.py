@@ -3,8 +3,8 @@
 
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
-to do (pure functions over plain dicts), carries it out, and says what was done; if there was
-nothing to do, it writes the status. The next pass sees the effect of its writes.
+to do (pure functions over plain dicts), carries it out, and says what was done. The status follows
+in the next one, which sees the effect of the writes, or at once if nothing was done.
 
 What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
 a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
@@ -239,8 +239,7 @@ def spec_of(milvus: Obj) -> Spec:
     """Read the spec. Raises Invalid or, as an older CRD does not check types, anything else."""
     if "spec" not in milvus:  # slim_object() has left it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    # What the user wrote, not the resulting pod: a newer operator must not restart any pod. Without
-    # storage, which the CRD lets nobody add or remove.
+    # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
     template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     written = json.dumps(template, sort_keys=True)
     spec = Spec(
@@ -542,7 +541,7 @@ class BackOff(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """Why it was refused. Nothing that is lost, or failed because the list was old, counts."""
+        """Why it was refused; empty if it was not, was lost, or failed because the list was old."""
         if not self.error or self.error.is_lost or self.error.why.reason == PENDING:
             return ""
         return self.error.why.reason
@@ -557,7 +556,8 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
     """Everything that should be done about the pods and claims with our names."""
     mine = members(milvus, pods)
-    yield from roll(spec, mine, failed)
+    kept = {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
+    yield from roll(spec, mine, kept, failed)
     for ordinal in sorted({*pods, *range(spec.replicas)}):
         # There may be no pod, one of ours, an orphan, or one of another owner or earlier Milvus.
         pod = pods.get(ordinal, {})
@@ -570,7 +570,7 @@ def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) 
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
             yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
-        elif is_desired and not is_mine and not (claim and is_ending(claim)):
+        elif is_desired and not is_mine and ordinal not in kept:
             yield Action("create", ordinal, {})  # even if a pod of another owner has the name
         elif is_mine and not is_outdated(pod, spec):  # else it is a case for roll()
             is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
@@ -594,10 +594,11 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) != spec.template_hash
 
 
-def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
+def roll(spec: Spec, mine: Objs, kept: set[int], failed: BackOffs) -> Iterator[Action]:
     """The pods to replace because their template is outdated. Those that serve nobody go at once: a
     roll must not wait for a broken pod (kubernetes/kubernetes#67250). Those that may serve go one
-    at a time, from the highest ordinal, and only while all pods that are up to date are Ready."""
+    at a time, from the highest ordinal, and only while all pods that are up to date are Ready; but
+    not those of `kept`: their claims are being deleted, so that their data would go with them."""
     outdated = [
         ordinal
         for ordinal, pod in sorted(mine.items(), reverse=True)
@@ -620,8 +621,9 @@ def roll(spec: Spec, mine: Objs, failed: BackOffs) -> Iterator[Action]:
     # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
     serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), NO_BACK_OFF).until)
     for ordinal in serving:
-        yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
-        is_due = False  # one at a time; the others keep their back-offs
+        if ordinal not in kept:
+            yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
+            is_due = False  # one at a time; the others keep their back-offs
 
 
 # --- What the status and the events say ---
@@ -799,7 +801,7 @@ def api_error(error: ApiException) -> ApiError:
     status: Obj = {}
     with suppress(ValueError, TypeError, RecursionError):
         status = dict(json.loads(error.body or "{}"))
-    message = status.get("message") or error.reason
+    message = status.get("message") or error.reason or f"HTTP {error.status}"
     return ApiError(error.status or 0, str(message), status.get("reason") or "")
 
 
@@ -1204,8 +1206,8 @@ class Visit:
         return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
 
     def serve(self) -> None:
-        """Serve one Milvus: decide, carry out, and say what was done. If nothing was done, write
-        status and events: otherwise the lists are out of date, and the next visit writes them."""
+        """Serve one Milvus: decide, carry out, say what was done. If something was done and nothing
+        is left, the next visit writes status and events, from newer lists; otherwise this one."""
         memory = self.memory
         memory.settled = ()  # so that it is visited again if this visit fails
         blocked = set[str]()  # verbs that would fail again; the next pass tries another ordinal
@@ -1224,7 +1226,7 @@ class Visit:
         for (done, reason), names in self.done.items():
             self.this.outcomes += [done] * len(names)
             self.say(done.split()[0].capitalize(), sentence(done, names, reason))
-        says_status = not self.done or blocked or self.cluster.dry_run
+        says_status = not (self.done and is_complete) or self.cluster.dry_run
         if says_status:
             self.write_status()
             self.write_events()
@@ -1482,9 +1484,7 @@ class Operator:
         this.deadline = this.listed + min(max(5, 5 * (this.listed - this.started)), 10)
         if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
             this.deadline += 1e6
-        self.list_delay = min(max(1, 2 * self.list_delay), 30)
-        if this.has_listed:
-            self.list_delay = 0
+        self.list_delay = 0 if this.has_listed else min(max(1, 2 * self.list_delay), 30)
         self.is_ready |= not this.unlisted
         needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
         return sorted(needed, key=lambda v: (v.memory.settled in ((), v.versions), v.memory.wake))
@@ -1517,7 +1517,7 @@ class Operator:
 
     def finish(self, this: Pass, first_tries: list[Future[Any]]) -> None:
         """Wait for first tries to the deadline, and a second more for current writes: a Milvus that
-        is still visited misses the next pass. Second tries may hang; they get until it is due."""
+        is still visited misses the next pass. Second tries may hang; they get until that is due."""
         wait(first_tries, this.deadline - self.clock())
         for task in first_tries:
             task.cancel()

@@ -80,12 +80,15 @@ def test_only_an_unscheduled_pod_is_replaced_when_its_claim_is_gone() -> None:
     assert decided(milvus(1), [waiting]) == [], "without storage, a claim belongs to others"
 
 
-def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
-    stored = milvus(1, storage={"size": "2Gi"})
-    ending = claim("data-x-0")
+def test_a_claim_that_is_being_deleted_is_waited_for_and_its_pod_is_kept() -> None:
+    stored = milvus(2, storage={"size": "2Gi"})
+    ending = claim("data-x-1")
     ending["metadata"]["deletionTimestamp"] = NOW
-    for there in ("", "x-0"):
-        assert decided(stored, pods(there), [ending]) == [], "neither a pod nor a larger size"
+    for there in ("", ", x-1", ", x-1 old", ", x-1 old silent"):
+        assert decided(stored, pods(f"x-0{there}"), [ending]) == [], there
+    cases = ("x-0 old, x-1 old, x-2 starting", "x-0, x-1 old starting")  # the last serves nobody
+    actions = [action for there in cases for action in decided(stored, pods(there), [ending])]
+    assert [action.key for action in actions] == [("replace", 0), ("delete", 2), ("replace", 1)]
 
 
 def test_bound_claims_that_are_smaller_and_desired_grow() -> None:
