@@ -3,8 +3,8 @@
 
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
-to do (pure functions over plain dicts), carries it out, and says what was done. The status follows
-in the next one, which sees the effect of the writes, or at once if nothing was done.
+to do (pure functions over plain dicts), carries it out, and says what was done. The next visit sees
+the effect of its writes, and updates the status.
 
 What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
 a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
