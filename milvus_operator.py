@@ -239,7 +239,7 @@ def spec_of(milvus: Obj) -> Spec:
     """Read the spec. Raises Invalid or, as an older CRD does not check types, anything else."""
     if "spec" not in milvus:  # slim_object() has left it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    # What the user wrote, not the resulting pod: a newer operator must not restart any pod.
+    # What the user wrote: neither a newer operator nor a larger storage.size may restart a pod.
     template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
     written = json.dumps(template, sort_keys=True)
     spec = Spec(
@@ -264,7 +264,7 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
         "env": environment(settings),
         "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
-        "readinessProbe": healthz | {"periodSeconds": 10, "failureThreshold": 3},
+        "readinessProbe": healthz,  # every 10 seconds; the third failure counts
         "livenessProbe": {"tcpSocket": {"port": port}, "timeoutSeconds": 5, "periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},

@@ -267,8 +267,7 @@ def test_a_problem_that_lasts_is_shown_before_one_that_will_pass(reason: str) ->
     there = PASSING[reason]
     assert conditions(milvus(1), there)["Ready"].startswith(f"False {reason}: ")
     evicted = pod("x-1", "failed", reason="Evicted")
-    found = conditions(milvus(2), [*there, evicted])
-    assert found["Ready"].startswith("False Evicted: ")
+    assert conditions(milvus(2), [*there, evicted])["Ready"].startswith("False Evicted: ")
 
 
 @pytest.mark.parametrize("state", ["", "starting", "ending"])
@@ -286,8 +285,7 @@ STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]
 def test_what_was_rejected_is_told_and_is_stalled_while_somebody_has_to_act(
     reason: str, there: str
 ) -> None:
-    problems = {2: mo.Reason("APIError", "later")}
-    problems[1] = mo.Reason(reason, "why")
+    problems = {2: mo.Reason("APIError", "later"), 1: mo.Reason(reason, "why")}
     found = conditions(milvus(3), pods(there), problems)
     ready = f"False {reason}: 2 of 3 pods are ready and up to date; x-1: why"
     assert found.pop("Ready") == ready

@@ -49,8 +49,7 @@ def test_the_pod_at_a_glance() -> None:
             name: milvus, image: milvus:1, args: [milvus, run, standalone],
             ports: [{PORTS}], volumeMounts: [{MOUNT}],
             startupProbe: {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60}},
-            readinessProbe:
-              {{{HEALTHZ}, timeoutSeconds: 5, periodSeconds: 10, failureThreshold: 3}},
+            readinessProbe: {{{HEALTHZ}, timeoutSeconds: 5}},
             livenessProbe: {{tcpSocket: {{port: 9091}}, timeoutSeconds: 5, periodSeconds: 15}},
             resources: {{requests: {{cpu: 250m, memory: 1Gi}}}},
             securityContext: {{allowPrivilegeEscalation: false}}}}]}}
