@@ -3,8 +3,8 @@
 
 It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
 has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
-to do (pure functions over plain dicts), carries it out, and says what was done. The next visit sees
-the effect of its writes, and updates the status.
+to do (pure functions over plain dicts), carries it out, and says what was done; if there was
+nothing to do, it writes the status. The next pass sees the effect of its writes.
 
 What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
 a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
@@ -598,7 +598,7 @@ def roll(spec: Spec, mine: Objs, kept: set[int], failed: BackOffs) -> Iterator[A
     """The pods to replace because their template is outdated. Those that serve nobody go at once: a
     roll must not wait for a broken pod (kubernetes/kubernetes#67250). Those that may serve go one
     at a time, from the highest ordinal, and only while all pods that are up to date are Ready; but
-    not those of `kept`: their claims are being deleted, so that their data would go with them."""
+    not those of `kept`: their claims are being deleted, and their data would go with them."""
     outdated = [
         ordinal
         for ordinal, pod in sorted(mine.items(), reverse=True)
@@ -1206,8 +1206,8 @@ class Visit:
         return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
 
     def serve(self) -> None:
-        """Serve one Milvus: decide, carry out, say what was done. If something was done and nothing
-        is left, the next visit writes status and events, from newer lists; otherwise this one."""
+        """Serve one Milvus: decide, carry out, and say what was done. If nothing was done, write
+        status and events: otherwise the lists are out of date, and the next visit writes them."""
         memory = self.memory
         memory.settled = ()  # so that it is visited again if this visit fails
         blocked = set[str]()  # verbs that would fail again; the next pass tries another ordinal
@@ -1226,7 +1226,7 @@ class Visit:
         for (done, reason), names in self.done.items():
             self.this.outcomes += [done] * len(names)
             self.say(done.split()[0].capitalize(), sentence(done, names, reason))
-        says_status = not (self.done and is_complete) or self.cluster.dry_run
+        says_status = not self.done or blocked or self.cluster.dry_run
         if says_status:
             self.write_status()
             self.write_events()
