@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Keeps the pods of every Milvus resource running: a Kubernetes operator in one file.
 
-It polls. A *pass* lists the pods, then their claims, then the Milvus resources. Each Milvus that
-has changed, or has something left to do, gets a *visit* from a worker thread. A visit decides what
-to do (pure functions over plain dicts), carries it out, and says what was done; if there was
-nothing to do, it writes the status. The next pass sees the effect of its writes.
+It polls. A *pass* lists the pods, their claims and the Milvus resources, and makes a *visit* to
+each Milvus that has changed or has something left to do. A visit decides what to do (pure functions
+over plain dicts), does it, says what was done, and writes the status. The pass waits for all of its
+visits, reports, and sleeps. The next pass sees the effect of its writes.
 
-What is kept between passes saves work and spaces out retries. Names are fixed, every delete carries
-a UID, and every decision starts from fresh lists, so a write that is lost or repeated does no harm.
+Names are fixed, every delete carries a UID, and every decision starts from fresh lists. So a write
+that is lost or repeated does no harm, and everything that is kept in memory may be lost.
 
 In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
-both as dicts. Start reading at `decide`, then `Operator.run_pass` and `Visit.serve`.
+both as dicts. Start reading at `decide`, then `Visit.reconcile` and `Operator.run_pass`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(0))
 
-import gc
 import hashlib
 import json
 import logging
@@ -37,13 +36,13 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import click
 import prometheus_client as metrics
@@ -69,23 +68,15 @@ KIND = "Milvus"
 PLURAL = "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGER = "milvus-polling-operator"
-IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
-NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every container
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 CLAIM_LABEL = f"{GROUP}/milvus"
-SELECTING = (NAME_LABEL, INSTANCE_LABEL, MANAGED_BY_LABEL)  # the labels of a Milvus's selector
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
-MAX_SPEC = 128 << 10  # bytes of a spec as JSON
-MAX_DEPTH = 100  # levels of nesting that are kept of a response that is too deep for Python
-PAGE = 80  # objects in a page of a list, at most
-PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
-
-# Reasons of the Reconciled condition.
+# Reasons of the conditions.
 RECONCILED = "Reconciled"
 SPEC_IS_TEXT = "SpecIsText"
 INVALID = "Invalid"
@@ -96,10 +87,38 @@ API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
 # Reasons for not being Ready that usually pass on their own: the condition shows others first.
-PASSING = {PENDING, "Creating", "Updating", "Terminating"}
-PASSING |= {"ContainerCreating", "PodInitializing", "ContainersNotReady"}  # the kubelet's words
-EXISTS = "AlreadyExists"  # a reason in the API server's Status object
-STRIPPED = "Stripped"  # a reason of our own: admission has changed a pod
+PASSING = {
+    PENDING,
+    "Creating",
+    "Updating",
+    "Terminating",
+    "ContainerCreating",
+    "PodInitializing",
+    "ContainersNotReady",
+}
+
+# The states of a Milvus in the metrics.
+READY = "ready"
+PROGRESSING = "progressing"
+FAILED = "failed"
+
+# Times, in seconds.
+ACTING = 10  # after the lists of a pass have arrived, during which its writes may begin
+TELLING = 5  # after its visits, during which its events may be sent
+WRITING = 10  # for a write; then it has failed
+STOPPING = 4  # for the current writes, after a signal
+SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
+LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
+FIRST_DELAY = 1  # before what has failed is tried again; it doubles
+FIRST_PACE = 10  # before what was done is done again; it doubles, too
+LONGEST_DELAY = 300
+QUIET = 600  # after which what was done counts as never done
+
+# Sizes.
+MAX_SPEC = 128 << 10  # bytes of a spec as JSON
+MAX_REPLICAS = 1000
+PAGE = 80  # objects in a page of a list, at most
+PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -109,7 +128,7 @@ MILVUSES = metrics.Gauge("milvus_operator_milvuses", "Milvus resources by state"
 log = logging.getLogger("milvus_operator")
 
 
-class Reason(NamedTuple):
+class Why(NamedTuple):
     """The reason and the message of a condition."""
 
     reason: str
@@ -118,6 +137,12 @@ class Reason(NamedTuple):
 
 class Invalid(Exception):
     """The spec of a Milvus cannot be used; the text tells its owner why."""
+
+
+class Unusable(click.ClickException):
+    """The configuration cannot be used; the text tells why, in one line."""
+
+    exit_code = 2
 
 
 # ---------- Readers of unstructured objects ----------
@@ -139,8 +164,13 @@ def uid_of(obj: Obj) -> str:
     return obj["metadata"]["uid"]
 
 
+def written(milvus: Obj) -> tuple[str, int]:
+    """What changes when somebody writes its spec."""
+    return uid_of(milvus), milvus["metadata"]["generation"]
+
+
 def labels_of(obj: Obj) -> Obj:
-    return obj["metadata"].get("labels", {})
+    return obj["metadata"].get("labels") or {}
 
 
 def controller_of(obj: Obj) -> Obj:
@@ -150,7 +180,21 @@ def controller_of(obj: Obj) -> Obj:
 
 
 def template_hash_of(pod: Obj) -> str | None:
-    return pod["metadata"].get("annotations", {}).get(TEMPLATE_HASH)
+    annotations = pod["metadata"].get("annotations") or {}
+    return annotations.get(TEMPLATE_HASH)
+
+
+def phase_of(obj: Obj) -> str:
+    return obj["status"].get("phase", "Unknown")
+
+
+def conditions_of(obj: Obj) -> list[Obj]:
+    return obj.get("status", {}).get("conditions") or []
+
+
+def condition_of(obj: Obj, type_: str) -> Obj:
+    """The condition of this type in its status, or an empty mapping."""
+    return next((item for item in conditions_of(obj) if item["type"] == type_), {})
 
 
 def is_ending(obj: Obj) -> bool:
@@ -159,27 +203,18 @@ def is_ending(obj: Obj) -> bool:
 
 def is_finished(pod: Obj) -> bool:
     """Failed or Succeeded: its containers have ended and will not start again."""
-    return pod["status"].get("phase") in ("Failed", "Succeeded")
-
-
-def conditions_of(obj: Obj) -> list[Obj]:
-    return obj.get("status", {}).get("conditions") or []
-
-
-def condition_of(obj: Obj, kind: str) -> Obj:
-    """The condition of this type in its status, or an empty mapping."""
-    return next((item for item in conditions_of(obj) if item["type"] == kind), {})
+    return phase_of(pod) in ("Failed", "Succeeded")
 
 
 def is_ready(pod: Obj) -> bool:
-    ready = condition_of(pod, "Ready").get("status") == "True"
-    return ready and not is_ending(pod) and not is_finished(pod)
+    if is_ending(pod) or is_finished(pod):
+        return False
+    return condition_of(pod, "Ready").get("status") == "True"
 
 
 def may_serve(pod: Obj) -> bool:
-    """Whether it is Ready, or merely cannot report that it is: if a node falls silent, the node
-    controller sets the pod's condition to False, but leaves its containers ready."""
-    # There are none yet, or slim_pod() has dropped those of a Ready pod.
+    """Whether it is Ready, or only its node no longer reports: then the node controller sets the
+    condition to False, but leaves the containers ready."""
     containers = pod["status"].get("containerStatuses") or [{}]
     are_ready = all(container.get("ready") for container in containers)
     return is_ready(pod) or (are_ready and not is_finished(pod))
@@ -190,6 +225,31 @@ def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     return {key: obj[key] for key in keys if obj.get(key) is not None}
 
 
+def why_not_ready(pod: Obj) -> Why:
+    """Why a pod is not Ready, in the words of its status, or else its phase."""
+    status = pod["status"]
+    phase = phase_of(pod)
+    if is_ending(pod):
+        return Why("Terminating")
+    if is_finished(pod):
+        return why_in(status, phase)
+    for part in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(part) or []:
+            for state in (container.get("state") or {}).values():  # waiting, running or terminated
+                if state.get("reason") not in (None, "Completed"):
+                    return why_in(state, phase)
+    for type_ in ("PodScheduled", "Ready"):
+        condition = condition_of(pod, type_)
+        if condition.get("status", "True") != "True":
+            return why_in(condition, phase)
+    return Why(phase)
+
+
+def why_in(state: Obj, otherwise: str) -> Why:
+    """The reason and the message in a part of a status."""
+    return Why(state.get("reason") or otherwise, state.get("message") or "")
+
+
 # ---------- The kind: what would be replaced to run something other than Milvus ----------
 
 APP = "milvus"  # the value of the pods' name label
@@ -197,16 +257,19 @@ CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # where it keeps its data
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
-FIXED = {"proxyport", "metricsport"}  # as `setting` returns them
-MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
-MAX_NESTING = 32  # levels in spec.milvusSpec
-MAX_SETTINGS = 1000
-YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 
 # The components share the container and find each other here. If they registered the pod's address,
 # which changes, a new pod on existing data would wait until the old sessions expire.
 COMPONENTS = (
-    "ROOTCOORD DATACOORD QUERYCOORD INDEXCOORD PROXY DATANODE INDEXNODE QUERYNODE STREAMINGNODE"
+    "ROOTCOORD",
+    "DATACOORD",
+    "QUERYCOORD",
+    "INDEXCOORD",
+    "PROXY",
+    "DATANODE",
+    "INDEXNODE",
+    "QUERYNODE",
+    "STREAMINGNODE",
 )
 # The environment variables that make one container a complete, standalone Milvus.
 DEFAULTS = {
@@ -218,42 +281,19 @@ DEFAULTS = {
     "COMMON_STORAGETYPE": "local",
     "MQ_TYPE": "rocksmq",
     "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
-    **{f"{component}_IP": "127.0.0.1" for component in COMPONENTS.split()},
 }
+DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
+
+# More YAML events than any real configuration has; a setting takes two. So no text takes long.
+MAX_EVENTS = 2000
+FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `canonical` writes them
+MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
+# What the name of an environment variable may contain: from space to ~, but not =.
+VARIABLE = re.compile("[ -<>-~]{1,256}")
+YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
 
 
-@dataclass(frozen=True)
-class Spec:
-    """The spec of a Milvus, read and checked once for each visit."""
-
-    image: str = ""
-    replicas: int = 1
-    storage: Obj = field(default_factory=dict)
-    pod: Obj = field(default_factory=dict)  # the overlay
-    settings: dict[str, str] | None = None  # by dotted name; None: milvusSpec is text
-    template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it; then nothing else is set
-
-
-def spec_of(milvus: Obj) -> Spec:
-    """Read the spec. Raises Invalid or, as an older CRD does not check types, anything else."""
-    if "spec" not in milvus:  # slim_object() has left it out
-        raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    # What the user wrote: neither a newer operator nor a larger storage.size may restart a pod.
-    template = pick(milvus["spec"], ("image", "milvusSpec", "pod"))
-    written = json.dumps(template, sort_keys=True)
-    spec = Spec(
-        **pick(milvus["spec"], ("image", "replicas", "storage", "pod")),
-        settings=settings_of(template.get("milvusSpec", "")),
-        template_hash=hashlib.sha256(written.encode()).hexdigest()[:16],
-    )
-    if not 0 <= spec.replicas <= 1000:
-        raise Invalid("spec.replicas must be from 0 to 1000")
-    new_pod(milvus, spec, 0)  # fail now, not half-way, if spec.pod cannot be laid over a pod
-    return spec
-
-
-def new_container(image: str, settings: dict[str, str]) -> Obj:
+def new_container(image: str, settings: Mapping[str, str]) -> Obj:
     """A standalone Milvus server with these settings. It has five minutes to start."""
     port = PORTS["metrics"]
     healthz = {"httpGet": {"path": "/healthz", "port": port}, "timeoutSeconds": 5}
@@ -272,111 +312,159 @@ def new_container(image: str, settings: dict[str, str]) -> Obj:
     }
 
 
-def environment(settings: dict[str, str]) -> list[Obj]:
+def environment(settings: Mapping[str, str]) -> list[Obj]:
     """The variables: our defaults, and the user's settings, which Milvus reads by dotted names."""
-    theirs = {setting(name) for name in settings}
-    defaults = {name: value for name, value in DEFAULTS.items() if setting(name) not in theirs}
+    theirs = {canonical(name) for name in settings}
+    defaults = {name: value for name, value in DEFAULTS.items() if canonical(name) not in theirs}
     return [
         {"name": name, "value": value.replace("$", "$$")}  # Kubernetes reads $$ as one $
-        for name, value in (defaults | settings).items()
+        for name, value in {**defaults, **settings}.items()
     ]
 
 
-def setting(name: str) -> str:
-    """The setting that Milvus reads from a variable: PROXY_PORT and milvus.proxy.port are one."""
+def canonical(name: str) -> str:
+    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one."""
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
+# --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
 def invalid_at(mark: Any, text: str) -> Invalid:
-    """An error at a mark of spec.milvusSpec, which may hold secrets: never quote it."""
+    """An error at a mark of the YAML parser; None: at the start."""
     return Invalid(f"spec.milvusSpec, line {mark.line + 1 if mark else 1}: {text}")
 
 
-def settings_of(text: str) -> dict[str, str] | None:
-    """The settings of a YAML mapping by dotted name; None: it is text. Raises Invalid."""
+def events_of(text: str) -> list[Any]:
+    """The YAML events of a text, without those of the document and the stream. Raises Invalid."""
+    events: list[Any] = []
+    documents = 0
     try:
-        check_shape(text)
-        node = yaml.compose(text, YAML_LOADER)
+        for event in yaml.parse(text, YAML_LOADER):
+            mark = event.start_mark
+            if getattr(event, "anchor", None):  # an alias has one, too
+                advice = "anchors and aliases are not allowed: write the value instead"
+                raise invalid_at(mark, advice)
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+            if documents > 1:
+                raise invalid_at(mark, "it is not valid YAML: it has a second document")
+            if len(events) == MAX_EVENTS:
+                raise invalid_at(mark, "it is longer than any configuration of Milvus")
+            if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+                events.append(event)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
         mark = getattr(error, "problem_mark", None)
         raise invalid_at(mark, "it is not valid YAML") from None
-    if node is None:
-        return {}
-    if isinstance(node, yaml.MappingNode):
-        return flat_settings(node)
-    if re.search("[:=]", text):  # it looks like settings
-        raise invalid_at(node.start_mark, "it is not a YAML mapping: write `name: value`")
-    return None
+    return events
 
 
-def check_shape(text: str) -> None:
-    """Check depth and anchors event by event, because the composer recurses and expands aliases."""
-    depth = 0
-    for event in yaml.parse(text, YAML_LOADER):
-        mark = event.start_mark
-        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:  # an alias has one too
-            raise invalid_at(mark, "anchors and aliases are not allowed: write the value instead")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_NESTING:
-            raise invalid_at(mark, f"it has more than {MAX_NESTING} levels of nesting")
-
-
-def flat_settings(node: yaml.MappingNode) -> dict[str, str]:
-    """The settings below a mapping node, checked. Raises Invalid."""
-    settings = dict[str, str]()
-    marks = dict[str, Any]()  # of each setting
-    for name, value, mark in flatten(node):
-        key = setting(name)
-        if key in FIXED:
-            raise invalid_at(mark, "leave out proxy.port and metrics.port: the ports are fixed")
-        if key in marks:
-            raise invalid_at(mark, f"it sets the same setting as line {marks[key].line + 1}")
-        # From space to ~, but without =: what the name of an environment variable may contain.
-        if not re.fullmatch("[ -<>-~]{1,256}", name):
-            raise invalid_at(mark, "a key must be short, printable ASCII text without =")
-        if len(settings) == MAX_SETTINGS:
-            raise invalid_at(mark, f"there are more than {MAX_SETTINGS} settings")
-        settings[name] = value
-        marks[key] = mark
-    return settings
-
-
-def flatten(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Each setting below a mapping node: its dotted name, its value as written, its mark."""
-    for key, value in node.value:
+def flatten(events: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Each setting of a mapping whose start has been read: its dotted name, its value as it is
+    written, its mark. Raises Invalid."""
+    for key in events:
+        if isinstance(key, yaml.MappingEndEvent):
+            return
         mark = key.start_mark
-        if not isinstance(key, yaml.ScalarNode) or not key.value:
+        if not isinstance(key, yaml.ScalarEvent) or not key.value:
             raise invalid_at(mark, "a key must be a non-empty string")
         name = prefix + key.value
-        if isinstance(value, yaml.MappingNode):
-            yield from flatten(value, f"{name}.")
-        elif isinstance(value, yaml.ScalarNode):
-            yield name, value.value, mark
-        elif all(isinstance(item, yaml.ScalarNode) for item in value.value):
-            yield name, ",".join(item.value for item in value.value), mark
+        value = next(events)
+        if isinstance(value, yaml.MappingStartEvent):
+            yield from flatten(events, f"{name}.")
+        elif isinstance(value, yaml.SequenceStartEvent):
+            yield name, ",".join(scalars(events)), mark
         else:
-            raise invalid_at(mark, "a list may hold only scalars, not mappings or lists")
+            yield name, value.value, mark
 
 
-# ---------- The core: what to do and what to say; it knows no clock, network or log ----------
+def scalars(events: Iterator[Any]) -> Iterator[str]:
+    """The items of a list whose start has been read. Raises Invalid."""
+    for item in events:
+        if isinstance(item, yaml.SequenceEndEvent):
+            return
+        if not isinstance(item, yaml.ScalarEvent):
+            text = "a list may hold only scalars, not mappings or lists"
+            raise invalid_at(item.start_mark, text)
+        yield item.value
+
+
+def settings_of(events: list[Any]) -> dict[str, str]:
+    """The settings of the mapping that these events describe, by dotted name. Raises Invalid."""
+    values: dict[str, str] = {}
+    lines: dict[str, int] = {}  # of each setting, by its canonical name
+    for name, value, mark in flatten(iter(events[1:])):
+        key = canonical(name)
+        if key in FIXED:
+            raise invalid_at(mark, "leave out proxy.port and metrics.port: the ports are fixed")
+        if key in lines:
+            raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
+        if not VARIABLE.fullmatch(name):
+            raise invalid_at(mark, "a key must be short, printable ASCII text without =")
+        values[name] = value
+        lines[key] = mark.line + 1
+    return values
+
+
+# ---------- Objects that the operator makes ----------
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The spec of a Milvus, read and checked once for each visit."""
+
+    image: str = ""
+    replicas: int = 1
+    storage: Obj = field(default_factory=dict)
+    pod: Obj = field(default_factory=dict)  # the overlay
+    settings: dict[str, str] = field(default_factory=dict)  # of milvusSpec, by dotted name
+    is_text: bool = False  # whether milvusSpec is text, which sets nothing
+    template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
+    invalid: str = ""  # what is wrong with it; then nothing else is set
+
+
+def spec_of(milvus: Obj) -> Spec:
+    """Read the spec, which is JSON text. Raises Invalid or, as an older CRD does not check types,
+    anything else."""
+    if "spec" not in milvus:  # the lists leave it out
+        raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
+    fields = json.loads(milvus["spec"])
+    # What the user wrote: neither a newer operator nor a larger storage.size may restart a pod.
+    template = pick(fields, ("image", "milvusSpec", "pod"))
+    fingerprint = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
+    text = template.get("milvusSpec", "")
+    events = events_of(text)
+    is_mapping = not events or isinstance(events[0], yaml.MappingStartEvent)
+    if not is_mapping and re.search("[:=]", text):  # it looks like settings
+        raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
+    spec = Spec(
+        **pick(fields, ("image", "replicas", "storage", "pod")),
+        settings=settings_of(events) if is_mapping else {},
+        is_text=not is_mapping,
+        template_hash=fingerprint[:16],
+    )
+    if not 0 <= spec.replicas <= MAX_REPLICAS:
+        raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
+    # Fail now, not half-way, if what is asked for cannot be made.
+    new_pod(milvus, spec, 0)
+    if spec.storage:
+        new_claim(milvus, spec, 0)
+    return spec
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
     return f"{name_of(milvus)}-{ordinal}"
 
 
+def claim_name(milvus: Obj, ordinal: int) -> str:
+    return f"data-{pod_name(milvus, ordinal)}"
+
+
 def selector_of(milvus: Obj) -> dict[str, str]:
     """The labels that all pods of a Milvus share."""
-    return {NAME_LABEL: APP, INSTANCE_LABEL: name_of(milvus), MANAGED_BY_LABEL: MANAGER}
+    return {INSTANCE_LABEL: name_of(milvus), MANAGED_BY_LABEL: MANAGER, NAME_LABEL: APP}
 
 
 def selector_text(milvus: Obj) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted(selector_of(milvus).items()))
-
-
-def has_our_labels(milvus: Obj, pod: Obj) -> bool:
-    return selector_of(milvus).items() <= labels_of(pod).items()
+    return ",".join(f"{key}={value}" for key, value in selector_of(milvus).items())
 
 
 def reference_to(milvus: Obj) -> Obj:
@@ -387,19 +475,18 @@ def owner_reference(milvus: Obj) -> Obj:
     return reference_to(milvus) | {"controller": True, "blockOwnerDeletion": True}
 
 
-# --- The pod, and its claim ---
 def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it."""
     metadata = pick(spec.pod.get("metadata") or {}, ("labels", "annotations"))
     volume: Obj = {"emptyDir": {}}
-    if spec.storage.get("size") is not None:  # raises if it is not a mapping, before any write
-        volume = {"persistentVolumeClaim": {"claimName": f"data-{pod_name(milvus, ordinal)}"}}
+    if spec.storage:
+        volume = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
     generated = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
         "terminationGracePeriodSeconds": 60,
         "securityContext": {"fsGroup": FS_GROUP},
-        "containers": [new_container(spec.image, spec.settings or {})],
+        "containers": [new_container(spec.image, spec.settings)],
         "hostname": pod_name(milvus, ordinal),
         "subdomain": name_of(milvus),
         "volumes": [{"name": "data"} | volume],
@@ -421,29 +508,32 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The PersistentVolumeClaim of a pod. It has no owner, so the data outlives pod and Milvus."""
-    resources = {"requests": {"storage": spec.storage.get("size")}}
+    wanted = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": spec.storage["size"]}},
+    }
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {
-            "name": f"data-{pod_name(milvus, ordinal)}",
+            "name": claim_name(milvus, ordinal),
             "namespace": namespace_of(milvus),
             "labels": {CLAIM_LABEL: name_of(milvus)},
         },
-        "spec": pick(spec.storage, ["storageClassName"])
-        | {"accessModes": ["ReadWriteOnce"], "resources": resources},
+        "spec": wanted | pick(spec.storage, ["storageClassName"]),
     }
 
 
-def relied_on(pod: Obj) -> tuple[Any, ...]:
-    """What the operator recognizes its pods by; admission may have stripped it from a new one."""
-    owner = controller_of(pod).get("uid")
-    return owner, template_hash_of(pod), pick(labels_of(pod), SELECTING)
-
-
 # --- spec.pod, laid over the generated pod ---
-MERGE_KEYS = {"containers": "name", "env": "name", "volumes": "name"}
-MERGE_KEYS |= {"volumeMounts": "mountPath", "ports": "containerPort"}
+# What the items of these lists are merged by; other lists are replaced.
+MERGE_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+}
+WHOLE = ("env", "volumes")  # if these items were merged, they would have two sources
 
 
 def overlay(base: Obj, over: Obj) -> Obj:
@@ -462,22 +552,48 @@ def overlay(base: Obj, over: Obj) -> Obj:
     return merged
 
 
-def overlay_list(key: str, base: list[Obj], over: list[Any]) -> list[Any]:
-    """A list of named things laid over ours: first those of ours that it does not name."""
-
-    def id_of(item: Any) -> str:
-        name = str(item.get(MERGE_KEYS[key]))
-        return setting(name) if key == "env" else name
-
-    below = {id_of(item): item for item in base}
+def overlay_list(list_name: str, base: list[Obj], over: list[Any]) -> list[Any]:
+    """A list of named items laid over ours: first those of ours that it does not name."""
+    below = {identity(list_name, item): item for item in base}
     merged = []
     for item in over:
-        covered = below.pop(id_of(item), None)
-        if covered is None or key in ("env", "volumes"):  # merged, they would have two sources
-            merged.append(item)
-        else:
-            merged.append(overlay(covered, item))
+        covered = below.pop(identity(list_name, item), {})
+        merged.append(item if list_name in WHOLE else overlay(covered, item))
     return [*below.values(), *merged]
+
+
+def identity(list_name: str, item: Obj) -> str:
+    """What an item of such a list is recognized by."""
+    value = str(item.get(MERGE_KEYS[list_name]))
+    if list_name == "env":
+        return canonical(value)
+    if list_name == "ports":  # as in Kubernetes: one number may be a port of TCP and one of UDP
+        return f"{value}/{item.get('protocol', 'TCP')}"
+    return value
+
+
+# ---------- Decide: what to do; it knows no clock, network or log ----------
+
+Key = tuple[str, int | None]  # what may fail and back off: a verb and, for most, an ordinal
+Refused = Mapping[Key, str]  # what the API server has refused a moment ago, and the reason
+Problems = Mapping[int, Why]  # what has failed, by ordinal
+
+OUTDATED = "the template is outdated"
+
+
+class Action(NamedTuple):
+    """Something to do; `Visit.VERBS` has the verbs. Three of them delete a pod: `delete`, because
+    it is surplus; `restart`, because it has ended; `replace`, because its template is outdated. A
+    later pass creates what is missing then."""
+
+    verb: str
+    ordinal: int
+    obj: Obj  # the pod or the claim, as it is or as it is to be
+    because: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.verb, self.ordinal
 
 
 def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
@@ -485,207 +601,198 @@ def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
     found = defaultdict[str, Objs](dict)
     for obj in objects:
         if match := re.fullmatch("(.+)-(0|[1-9][0-9]*)", full_name(obj)):
-            found[match[1]][int(match[2])] = obj
+            base, ordinal = match.groups()
+            found[base][int(ordinal)] = obj
     return found
 
 
-def members(milvus: Obj, pods: Objs) -> Objs:
+def members(milvus: Obj, named: Objs) -> Objs:
     """Those of the pods with our names that this Milvus owns. Ownership is a UID."""
     uid = uid_of(milvus)
-    return {o: pod for o, pod in pods.items() if controller_of(pod).get("uid") == uid}
+    return {o: pod for o, pod in named.items() if controller_of(pod).get("uid") == uid}
 
 
-def why_name_is_taken(milvus: Obj, pod: Obj) -> Reason:
-    """Why a desired pod cannot be created: this pod already has its name."""
-    name = name_of(pod)
-    owner = controller_of(pod)
-    is_namesake = owner.get("name") == name_of(milvus)
-    # A pod of an earlier Milvus will be gone, a new one of ours listed, an orphan adopted.
-    if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
-        return Reason(PENDING, f"pod {name} was created a moment ago, or is being deleted")
-    whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
-    text = f"pod {name} already exists and {whose}, so the operator does not touch it"
-    labels = f"if it is a pod of this Milvus, give it the labels {selector_text(milvus)}"
-    advice = "if nobody needs it, delete it; or create the Milvus under another name"
-    return Reason(NAME_CONFLICT, f"{text}: {labels}; {advice}")
+def has_our_labels(milvus: Obj, pod: Obj) -> bool:
+    return selector_of(milvus).items() <= labels_of(pod).items()
 
 
-# --- What to do ---
-Key = tuple[str, int]  # what may fail and back off: a verb and an ordinal
-Outage = tuple[str, str]  # what affects more than one Milvus, and the details
-Problems = Mapping[int, Reason]  # what has failed, by ordinal
-
-
-class Action(NamedTuple):
-    """Something to do. Three of the verbs delete a pod: `delete`, because it is surplus; `restart`,
-    because it has ended or its claim is gone; `replace`, because its template is outdated. A later
-    pass creates what is missing then. The others: `create` a pod, `adopt` one, `grow` a claim."""
-
-    verb: str
-    ordinal: int
-    obj: Obj  # the pod or the claim; empty if there is none
-    reason: str = ""
-    is_due: bool = True  # if not, it waits for other pods, but plan() keeps its back-off
-
-    @property
-    def key(self) -> Key:
-        return self.verb, self.ordinal
-
-
-class BackOff(NamedTuple):
-    """The time before which something is not done again, the delay, and its error, if it failed."""
-
-    until: float = -inf
-    delay: float = 0
-    error: ApiError | None = None
-
-    @property
-    def refusal(self) -> str:
-        """Why it was refused; empty if it was not, was lost, or failed because the list was old."""
-        if not self.error or self.error.is_lost or self.error.why.reason == PENDING:
-            return ""
-        return self.error.why.reason
-
-
-BackOffs = Mapping[Key, BackOff]
-NO_BACK_OFF = BackOff()
-OUTDATED = "the template is outdated"
-MATCHING = "the pods match the spec or are being brought in line with it"
-
-
-def decide(milvus: Obj, spec: Spec, pods: Objs, claims: Objs, failed: BackOffs) -> Iterator[Action]:
-    """Everything that should be done about the pods and claims with our names."""
-    mine = members(milvus, pods)
-    kept = {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
-    yield from roll(spec, mine, kept, failed)
-    for ordinal in sorted({*pods, *range(spec.replicas)}):
-        # There may be no pod, one of ours, an orphan, or one of another owner or earlier Milvus.
-        pod = pods.get(ordinal, {})
-        claim = claims.get(ordinal, {})
-        is_mine = ordinal in mine
-        is_desired = ordinal < spec.replicas
-        if pod and is_ending(pod):
-            continue  # its claim may wait, too
-        if is_mine and not is_desired:
-            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif pod and has_our_labels(milvus, pod) and not controller_of(pod):
-            yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
-        elif is_desired and not is_mine and ordinal not in kept:
-            yield Action("create", ordinal, {})  # even if a pod of another owner has the name
-        elif is_mine and not is_outdated(pod, spec):  # else it is a case for roll()
-            is_unscheduled = condition_of(pod, "PodScheduled").get("status") == "False"
-            if is_finished(pod):
-                yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
-            elif is_unscheduled and spec.storage and not claim:
-                # It may have been created without storage; carry_out() creates the claim first.
-                yield Action("restart", ordinal, pod, "the claim is gone")
-        if is_desired and "spec" in claim and may_grow(claim, spec):
-            yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
-
-
-def may_grow(claim: Obj, spec: Spec) -> bool:
-    """Whether a claim requests less than this, and is Bound: before that, it cannot be changed."""
-    size = claim["spec"]["resources"]["requests"]["storage"]
-    is_smaller = parse_quantity(size) < parse_quantity(spec.storage.get("size", 0))
-    return is_smaller and claim["status"].get("phase") == "Bound" and not is_ending(claim)
+def is_orphan(milvus: Obj, pod: Obj) -> bool:
+    return has_our_labels(milvus, pod) and not controller_of(pod)
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) != spec.template_hash
 
 
-def roll(spec: Spec, mine: Objs, kept: set[int], failed: BackOffs) -> Iterator[Action]:
-    """The pods to replace because their template is outdated. Those that serve nobody go at once: a
-    roll must not wait for a broken pod (kubernetes/kubernetes#67250). Those that may serve go one
-    at a time, from the highest ordinal, and only while all pods that are up to date are Ready; but
-    not those of `kept`: their claims are being deleted, and their data would go with them."""
-    outdated = [
-        ordinal
-        for ordinal, pod in sorted(mine.items(), reverse=True)
-        if ordinal < spec.replicas and is_outdated(pod, spec) and not is_ending(pod)
-    ]
-    serving = [ordinal for ordinal in outdated if may_serve(mine[ordinal])]
-    for ordinal in outdated:
-        if ordinal not in serving:
-            yield Action("replace", ordinal, mine[ordinal], OUTDATED)
-    refused = {key: back_off for key, back_off in failed.items() if back_off.refusal}
-    # All others must be Ready, except broken pods whose delete is refused, and names others hold.
-    must_be_ready = {*range(spec.replicas)} - {*serving}
-    for (verb, ordinal), back_off in refused.items():
-        if back_off.refusal == NAME_CONFLICT or (verb == "replace" and ordinal in outdated):
-            must_be_ready.discard(ordinal)
-    # No Ready surplus pod may be left, because it is deleted in this pass.
-    surplus = [o for o in mine if o >= spec.replicas and ("delete", o) not in refused]
-    ready = {ordinal for ordinal, pod in mine.items() if is_ready(pod)}
-    is_due = must_be_ready <= ready and ready.isdisjoint(surplus)
-    # From the highest ordinal, and the same pod until it is done; but refused deletes go last.
-    serving.sort(key=lambda ordinal: refused.get(("replace", ordinal), NO_BACK_OFF).until)
-    for ordinal in serving:
-        if ordinal not in kept:
-            yield Action("replace", ordinal, mine[ordinal], OUTDATED, is_due)
-            is_due = False  # one at a time; the others keep their back-offs
+def doomed(spec: Spec, claims: Objs) -> set[int]:
+    """The ordinals whose claims are being deleted: the data goes as soon as the pod does, so such a
+    pod is kept, and none is created. Without storage, the claims are somebody else's."""
+    if not spec.storage:
+        return set()
+    return {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
 
 
-# --- What the status and the events say ---
-def why_not_ready(pod: Obj) -> Reason:
-    """Why a pod is not Ready, in the words of its status, or else its phase."""
-    status = pod["status"]
-    phase = status.get("phase", "Unknown")
-    if is_ending(pod):
-        return Reason("Terminating")
-    if is_finished(pod):
-        return Reason(status.get("reason") or phase, status.get("message") or "")
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for container in status.get(kind) or []:
-            for state in container.get("state", {}).values():  # waiting, running or terminated
-                if state.get("reason") not in (None, "Completed"):
-                    return Reason(state["reason"], state.get("message") or "")
-    for kind in ("PodScheduled", "Ready"):
-        condition = condition_of(pod, kind)
-        if condition.get("status", "True") != "True":
-            return Reason(condition.get("reason") or phase, condition.get("message") or "")
-    return Reason(phase)
+def decide(
+    milvus: Obj, spec: Spec, named: Objs, claims: Objs, refused: Refused
+) -> Iterator[Action]:
+    """Everything that should be done about the pods and claims with our names."""
+    mine = members(milvus, named)
+    kept = doomed(spec, claims)
+    yield from roll(spec, mine, kept, refused)
+    for ordinal, pod in sorted(named.items()):
+        if is_ending(pod):
+            continue
+        if is_orphan(milvus, pod):
+            yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
+        elif ordinal not in mine:
+            continue  # whose pod it is, `create` finds out
+        elif ordinal >= spec.replicas:
+            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
+        elif is_finished(pod) and ordinal not in kept and not is_outdated(pod, spec):
+            yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
+    waited_for = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
+    not_missing = {*mine, *waited_for, *kept}
+    for ordinal in range(spec.replicas):
+        if ordinal not in not_missing:
+            yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
+    if spec.storage:
+        yield from store(milvus, spec, mine, claims)
 
 
-def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Reason:
+def store(milvus: Obj, spec: Spec, mine: Objs, claims: Objs) -> Iterator[Action]:
+    """What should be done about the claims: a pod without one gets one, and a claim may grow."""
+    for ordinal in range(spec.replicas):
+        pod = mine.get(ordinal)
+        claim = claims.get(ordinal)
+        if pod and not claim and not is_ending(pod) and not is_finished(pod):
+            yield Action("claim", ordinal, new_claim(milvus, spec, ordinal))
+        if claim and may_grow(claim, spec):
+            yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
+
+
+def may_grow(claim: Obj, spec: Spec) -> bool:
+    """Whether a claim requests less than this, and is Bound: before that, it cannot be changed."""
+    if is_ending(claim) or phase_of(claim) != "Bound":
+        return False
+    size = json.loads(claim["spec"])["resources"]["requests"]["storage"]
+    return parse_quantity(size) < parse_quantity(spec.storage["size"])
+
+
+def roll(spec: Spec, mine: Objs, kept: set[int], refused: Refused) -> Iterator[Action]:
+    """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
+    not wait for a broken pod (kubernetes/kubernetes#67250). Of those that may serve, the one with
+    the highest ordinal goes, and only if no other pod is unavailable."""
+    present = {o: pod for o, pod in mine.items() if not is_ending(pod)}
+    desired = range(spec.replicas)
+    outdated = [o for o in desired if o in present and is_outdated(present[o], spec)]
+    budget = 1 - count_unavailable(spec, mine, outdated, refused)
+    for ordinal in sorted({*outdated} - kept, reverse=True):
+        action = Action("replace", ordinal, mine[ordinal], OUTDATED)
+        if not may_serve(mine[ordinal]):
+            yield action
+        elif action.key in refused:
+            yield action  # it backs off, so the next one may go
+        elif budget > 0:
+            yield action
+            budget -= 1
+
+
+def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refused) -> int:
+    """How many pods a roll waits for: desired ones, and Ready ones that are surplus, because they
+    are deleted in this pass."""
+    desired = range(spec.replicas)
+    waited_for = [o for o in desired if is_waited_for(o, mine, outdated, refused)]
+    surplus = [o for o, pod in mine.items() if o not in desired and is_ready(pod)]
+    leaving = [o for o in surplus if ("delete", o) not in refused]
+    return len(waited_for) + len(leaving)
+
+
+def is_waited_for(ordinal: int, mine: Objs, outdated: list[int], refused: Refused) -> bool:
+    """Whether a roll waits for this desired pod, because it is missing or not Ready. It waits
+    neither for a name that a pod of another owner has nor for a pod whose delete is refused."""
+    pod = mine.get(ordinal)
+    if not pod:
+        return refused.get(("create", ordinal)) != NAME_CONFLICT
+    if is_ready(pod):
+        return False
+    if ordinal in outdated:
+        return not may_serve(pod) and ("replace", ordinal) not in refused
+    return True
+
+
+def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
+    """Why a desired pod cannot be created: this pod already has its name."""
+    name = name_of(pod)
+    owner = controller_of(pod)
+    is_namesake = owner.get("name") == name_of(milvus)
+    # A pod of an earlier Milvus will be gone, a new one of ours listed, an orphan adopted.
+    if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
+        return Why(PENDING, f"pod {name} was created a moment ago, or is being deleted")
+    whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
+    return Why(
+        NAME_CONFLICT,
+        f"pod {name} already exists and {whose}, so the operator does not touch it: "
+        f"if it is a pod of this Milvus, give it the labels {selector_text(milvus)}; "
+        "if nobody needs it, delete it; or create the Milvus under another name",
+    )
+
+
+# ---------- Say: status, conditions and events; as pure as what decides ----------
+
+MATCHING = "the pods match the spec or are being brought in line with it"
+OURS = ("Ready", "Reconciled", "Stalled")  # conditions
+
+
+def why_kept(milvus: Obj, ordinal: int) -> Why:
+    """Why a pod is neither created nor replaced for the time being."""
+    return Why(PENDING, f"its claim {claim_name(milvus, ordinal)} is being deleted, and waited for")
+
+
+def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
     outdated = {}
     for ordinal in range(spec.replicas):
         pod = mine.get(ordinal)
         if not pod:
-            unready[ordinal] = problems.get(ordinal, Reason("Creating", "it is not created yet"))
+            unready[ordinal] = problems.get(ordinal, Why("Creating", "it is not created yet"))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
         elif is_outdated(pod, spec):
-            outdated[ordinal] = problems.get(ordinal, Reason("Updating", OUTDATED))
+            outdated[ordinal] = problems.get(ordinal, Why("Updating", OUTDATED))
     unready |= outdated  # after those that a rolling update waits for
     text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
-        return Reason("Ready", text)
-    ordinal = min(unready, key=lambda ordinal: unready[ordinal].reason in PASSING)
+        return Why("Ready", text)
+    lasting = [ordinal for ordinal, why in unready.items() if why.reason not in PASSING]
+    ordinal = next(iter(lasting or unready))
     reason, message = unready[ordinal]
-    return Reason(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
+    return Why(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
 
 
-def reconciliation(spec: Spec, problems: Problems) -> Reason:
+def reconciliation(spec: Spec, problems: Problems) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for _, problem in sorted(problems.items()):
         if problem.reason != PENDING:
             return problem
-    if spec.settings is None:
-        return Reason(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
-    return Reason(RECONCILED, MATCHING)
+    if spec.is_text:
+        return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
+    return Why(RECONCILED, MATCHING)
 
 
-def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str) -> Obj:
+def status_of(
+    milvus: Obj, spec: Spec, named: Objs, claims: Objs, problems: Problems, now: str
+) -> Obj:
     """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
-    mine = members(milvus, pods)
+    mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
-    ready = readiness(milvus, spec, mine, problems)
-    reconciled = reconciliation(spec, problems)
+    waits = {ordinal: why_kept(milvus, ordinal) for ordinal in doomed(spec, claims)}
+    problems = {**waits, **problems}
     if spec.invalid:
-        ready = reconciled = Reason(INVALID, spec.invalid)
+        ready = reconciled = Why(INVALID, spec.invalid)
+    else:
+        ready = readiness(milvus, spec, mine, problems)
+        reconciled = reconciliation(spec, problems)
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
     conditions = [
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
@@ -693,8 +800,7 @@ def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str)
     ]
     if reconciled.reason in STALLED:
         conditions.append(new_condition(milvus, "Stalled", True, reconciled, now))
-    ours = ("Ready", "Reconciled", "Stalled")
-    others = [item for item in conditions_of(milvus) if item["type"] not in ours]
+    others = [item for item in conditions_of(milvus) if item["type"] not in OURS]
     return {
         "observedGeneration": milvus["metadata"]["generation"],
         "replicas": len(present),
@@ -706,18 +812,26 @@ def status_of(milvus: Obj, spec: Spec, pods: Objs, problems: Problems, now: str)
     }
 
 
-def new_condition(milvus: Obj, kind: str, is_true: bool, why: Reason, now: str) -> Obj:
+def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) -> Obj:
     """A condition in the standard form. Its time changes only with its status."""
-    before = condition_of(milvus, kind)
+    before = condition_of(milvus, type_)
     is_same = before.get("status") == str(is_true)
     return {
-        "type": kind,
+        "type": type_,
         "status": str(is_true),
         "observedGeneration": milvus["metadata"]["generation"],
         "lastTransitionTime": before["lastTransitionTime"] if is_same else now,
         "reason": why.reason,
         "message": why.message[:1024],
     }
+
+
+def state_of(status: Obj) -> str:
+    """The state of a Milvus, for the metrics."""
+    ready, reconciled, *_ = status["conditions"]
+    if reconciled["status"] == "False":
+        return FAILED
+    return READY if ready["status"] == "True" else PROGRESSING
 
 
 def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
@@ -735,25 +849,104 @@ def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     }
 
 
-# What each verb has done; the others: deleted pod.
-DONE = {"create": "created pod", "adopt": "adopted pod", "grow": "grew claim"}
-
-
-def sentence(done: str, names: list[str], reason: str) -> str:
+def sentence(done: str, names: Sequence[str], because: str) -> str:
     """What has been done to these pods or claims, for the log and for an event."""
     plural = "s" if len(names) > 1 else ""
     text = f"{done}{plural} {', '.join(names)}"
-    return f"{text}: {reason}" if reason else text
+    return f"{text}: {because}" if because else text
 
 
-# ---------- The shell: the only part that knows about HTTP ----------
+# ---------- Retries: when to try again ----------
+
+
+class Retry(NamedTuple):
+    """The last try of something."""
+
+    tried: float  # when
+    delay: float  # seconds before it may be tried again
+    problem: Why | None = None  # why it failed; None: it was done
+    is_refused: bool = False  # whether it was not done; of what failed otherwise, nobody knows
+
+    @property
+    def until(self) -> float:
+        return self.tried + self.delay
+
+
+class Retries:
+    """What has failed for one Milvus, and when it may be tried again: after one second, then after
+    twice as long each time, up to five minutes. What was done and may have to be done for ever,
+    such as the restart of a pod that dies at once, is paced in the same way. It is told the time,
+    in seconds. Losing it costs one more try."""
+
+    PACED = ("restart", "replace", "adopt", "claim", "grow")
+
+    def __init__(self, tries_once: bool = False) -> None:
+        self.tries_once = tries_once  # so nothing is tried again
+        self.last: dict[Key, Retry] = {}
+
+    def waits(self, key: Key, now: float) -> bool:
+        return key in self.last and now < self.last[key].until
+
+    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
+        self.last[key] = Retry(now, self.delay(key, FIRST_DELAY), problem, is_refused)
+
+    def done(self, key: Key, now: float) -> None:
+        verb, ordinal = key
+        may_repeat = verb in self.PACED or (self.tries_once and ordinal is not None)
+        if may_repeat:
+            self.last[key] = Retry(now, self.delay(key, FIRST_PACE))
+        else:
+            self.last.pop(key, None)
+
+    def delay(self, key: Key, first: float) -> float:
+        """How many seconds to wait after this try."""
+        if self.tries_once:
+            return inf
+        before = self.last[key].delay if key in self.last else 0
+        return min(max(first, 2 * before), LONGEST_DELAY)
+
+    def keep_only(self, keys: set[Key], now: float) -> None:
+        """Forget what failed and is no longer to do, and what was done long ago."""
+        for key, retry in list(self.last.items()):
+            is_over = now >= retry.tried + QUIET
+            is_moot = retry.problem and key not in keys
+            if is_over or is_moot:
+                del self.last[key]
+
+    def problems(self) -> Problems:
+        """What has failed, by ordinal; of two problems of one ordinal, always the same one."""
+        found: dict[int, Why] = {}
+        for (_, ordinal), retry in sorted(self.last.items()):
+            if retry.problem and ordinal is not None:
+                found.setdefault(ordinal, retry.problem)
+        return found
+
+    def has_failed(self, key: Key) -> bool:
+        """Whether the last try failed, and not just because the lists were old."""
+        problem = self.last[key].problem if key in self.last else None
+        return problem is not None and problem.reason != PENDING
+
+    def refused(self, now: float) -> Refused:
+        """What the API server has refused, and is not to be tried again yet."""
+        return {
+            key: retry.problem.reason
+            for key, retry in self.last.items()
+            if retry.problem and retry.is_refused and now < retry.until
+        }
+
+    def next(self, now: float) -> float:
+        """When something may be tried again next."""
+        return min((r.until for r in self.last.values() if r.until > now), default=inf)
+
+
+# ---------- The API: the only part that knows about HTTP ----------
 
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, name: str, **more: Any) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
-    more["client"] = DynamicClient(api, discoverer=lambda client, cache_file: None)
+    client = DynamicClient(api, discoverer=lambda client, cache_file: None)
     prefix = "apis" if group else "api"
-    return Resource(prefix, group, version, kind, name=name, namespaced=True, **more)
+    return Resource(prefix, group, version, kind, name=name, namespaced=True, client=client, **more)
 
 
 def milvuses(api: ApiClient) -> Resource:
@@ -767,329 +960,282 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A request that failed, with the server's words."""
+    """A request that failed, classified once, where it is made."""
 
-    def __init__(self, code: int, message: str, reason: str = "") -> None:
-        super().__init__(" ".join(message.split())[:1000])
-        self.code = code  # of HTTP; 0: there was no valid response
-        self.reason = reason  # of the server's Status object
-        self.outage: Outage | None = None  # if more than one Milvus is affected
-        why = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
-        if self.denial.startswith("exceeded quota: "):
-            why = QUOTA_EXCEEDED
-        elif self.denial.startswith("unable to create new content in namespace"):
-            why = PENDING
-        self.why = Reason(why, str(self))  # what it means for the Milvus concerned
+    why: Why  # what it means for the Milvus concerned, in the server's words
+    code: int = 0  # of HTTP; 0: there was no valid response
+    status_reason: str = ""  # the `reason` of the server's Status object
+    is_stale: bool = False  # something has changed since it was listed: the next pass knows better
+    is_lost: bool = False  # no answer, or "later": a write may still take effect
+    is_login: bool = False  # the server rejects the credentials, or TLS fails
+
+    def __str__(self) -> str:
+        return self.why.message
 
     @property
-    def is_lost(self) -> bool:
-        """Whether no answer came, so that a write may still take effect, or only "later" (429). A
-        webhook's denial, with whatever code, is an answer; so is its failure (InternalError)."""
-        is_answer = self.reason == "InternalError" or "denied the request" in str(self)
-        return (self.code in (0, 429) or self.code >= 500) and not is_answer
+    def is_refusal(self) -> bool:
+        """Whether it is sure that nothing was done, and that it will not be done for a while."""
+        return not self.is_lost and self.why.reason != PENDING
 
     @property
-    def denial(self) -> str:
-        """Why the API server itself, not a webhook, forbids it: `pods "x-0" is forbidden: …`"""
-        words = re.match(r'[a-z0-9.-]+(?: "[^"]*")? is forbidden: (.*)', str(self))
-        return words[1] if words and self.code == 403 else ""
+    def meets_all(self) -> bool:
+        """Whether the same request for another pod of the Milvus would fail, too."""
+        return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
 
 
-def api_error(error: ApiException) -> ApiError:
-    """From the client's exception, whose body is a Status object if the API server wrote it."""
+QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
+NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
+
+
+def no_answer(text: str, is_login: bool = False) -> ApiError:
+    return ApiError(Why(API_ERROR, text), is_lost=True, is_login=is_login)
+
+
+def rejection(error: ApiException) -> ApiError:
+    """From a response, whose body is a Status object if the API server wrote it."""
     status: Obj = {}
     with suppress(ValueError, TypeError, RecursionError):
         status = dict(json.loads(error.body or "{}"))
-    message = status.get("message") or error.reason or f"HTTP {error.status}"
-    return ApiError(error.status or 0, str(message), status.get("reason") or "")
+    code = error.status
+    words = status.get("message") or error.reason or f"HTTP {code}"
+    message = " ".join(str(words).split())[:1000]
+    status_reason = status.get("reason") or ""
+    details = status.get("details") or {}
+    causes = [cause.get("reason") for cause in details.get("causes") or []]
+    is_stale = status_reason in ("Conflict", "NotFound", "AlreadyExists")
+    reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
+    if is_stale or "NamespaceTerminating" in causes:
+        reason = PENDING
+    elif code == 403 and QUOTA.match(message):  # which has no cause of its own
+        reason = QUOTA_EXCEEDED
+    # InternalError is an answer: a webhook that the API server had to ask has failed.
+    is_failure = code >= 500 and status_reason != "InternalError"
+    return ApiError(
+        why=Why(reason, message),
+        code=code,
+        status_reason=status_reason,
+        is_stale=is_stale,
+        is_lost=code == 429 or is_failure,
+        is_login=code == 401,
+    )
 
 
-def unexpected(error: Exception) -> ApiError:
-    """From an exception that nobody foresaw. Its text may hold secrets: show only its places."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
-    text = f"unexpected {type(error).__name__}, please report this bug: {places}"
-    return ApiError(500, text, "InternalError")
-
-
-# --- The bytes of a response (skip this on a first reading) ---
-JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
-NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
+# --- What is kept of the lists ---
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
+METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "deletionTimestamp",
+    "labels",
+    "ownerReferences",
+    "finalizers",
+)
 
 
-def split_list(body: bytes) -> tuple[Obj, memoryview]:
-    """The metadata of a list, and the JSON of its items."""
-    items = ITEMS.search(body)
-    if not items:
-        raise ApiError(0, NOT_KUBERNETES)
-    start, end = items.span(1)
-    (rest,) = parse(b"[%b[]%b]" % (body[:start], body[end:]))
-    return rest["metadata"], memoryview(body)[start:end]  # copying it would slow a quiet pass
+class Listing(NamedTuple):
+    """A list that each pass asks for."""
+
+    resource: Resource
+    selector: str
+    keeps_spec: bool
 
 
-def parse(items: bytes) -> list[Obj]:
-    """A JSON array of objects. One that is too deep for Python must not hide the others."""
-    try:
+def slim(obj: Obj, keeps_spec: bool) -> Obj:
+    """What is kept of an object, with its spec as JSON text: some objects take thirty times as much
+    memory. A spec that is too large, or nested too deeply to be written again, is left out."""
+    metadata = pick(obj["metadata"], METADATA)
+    metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
+    kept = {"metadata": metadata, "status": obj.get("status") or {}}
+    if keeps_spec and "spec" in obj:
         with suppress(RecursionError):
-            return list(json.loads(items))
-        return list(json.loads(shallow(items)))
-    except ValueError:
-        raise ApiError(0, NOT_KUBERNETES) from None
+            text = json.dumps(obj["spec"], ensure_ascii=False)
+            if len(text.encode(errors="replace")) <= MAX_SPEC:
+                kept["spec"] = text
+    return kept
 
 
-def shallow(items: bytes) -> bytes:
-    """The JSON array with text, which the API server rejects, in place of what is too deep."""
-    kept = []
-    depth = start = 0
-    for token in JSON_TOKEN.finditer(items):
-        if token[0] in b"[{":
-            depth += 1
-            if depth == MAX_DEPTH:
-                kept += [items[start : token.start()], b'"it is nested too deeply"']
-        elif token[0] in b"]}":
-            if depth == MAX_DEPTH:
-                start = token.end()
-            depth -= 1
-    return b"".join([*kept, items[start:]])
+class Page(NamedTuple):
+    """A part of a list."""
+
+    digest: bytes  # of its items
+    items: bytes  # as JSON
+    token: str  # of the next page; empty: it is the last one
 
 
-IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
-READY_STATUS = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+def read_page(body: bytes) -> Page:
+    """Split a page, without parsing its items."""
+    found = ITEMS.search(body)
+    if not found:
+        raise no_answer(NOT_KUBERNETES)
+    start, end = found.span(1)
+    items = body[start:end]
+    rest = parse(body[:start] + b"[]" + body[end:])
+    return Page(hashlib.blake2b(items).digest(), items, rest["metadata"].get("continue", ""))
 
 
-def slim_object(obj: Obj) -> Obj:
-    """The parts of a Milvus or a claim that are used here; a spec that is too large is left out."""
-    slim = {"metadata": pick(obj["metadata"], IDENTITY)} | pick(obj, ["status"])
-    with suppress(RecursionError):
-        if len(json.dumps(obj.get("spec"))) <= MAX_SPEC:
-            slim |= pick(obj, ["spec"])
-    return slim
-
-
-def slim_pod(pod: Obj) -> Obj:
-    """The parts of a pod that are used here, about a fifth: all pods are kept in memory."""
-    metadata = pick(pod["metadata"], IDENTITY)
-    metadata["labels"] = pick(labels_of(pod), SELECTING)
-    metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(pod)}
-    metadata["ownerReferences"] = [controller_of(pod)]
-    status = READY_STATUS if is_ready(pod) else pod.get("status") or {}
-    return {"metadata": metadata, "status": status}
-
-
-class Unusable(click.ClickException):
-    """There is no usable configuration."""
-
-    exit_code = 2
-
-
-Connection = tuple[ApiClient, str, str | None]  # with the default namespace and the context
-
-
-def connect(path: str | None, connections: int, context: str | None) -> Connection:
-    """Load a kubeconfig or, in a pod without one, the pod's own configuration. Raises Unusable."""
-    file = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    settings = Configuration()
-    settings.connection_pool_maxsize = connections
+def parse(body: bytes) -> Any:
     try:
-        if any(map(os.path.exists, file.split(os.pathsep))):
-            return from_kubeconfig(file, settings, context)
-        if IN_POD in os.environ and not (path or context):
-            load_incluster_config(settings)
-            with open(NAMESPACE_FILE) as namespace:
-                return new_client(settings), namespace.read().strip(), None
-        text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
-    except (ConfigException, OSError) as error:
-        text = without_secrets(str(error))
-    except Exception as error:  # a malformed file may raise anything in the loader
-        text = f"it is not valid ({type(error).__name__})"
-    raise Unusable(f"cannot use the kubeconfig {file}: {text}")
-
-
-def from_kubeconfig(file: str, settings: Configuration, context: str | None) -> Connection:
-    merged = KubeConfigMerger(file).config
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        loader = KubeConfigLoader(merged, context, config_base_path=None, temp_file_path=folder)
-        chosen = loader.current_context
-        user = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
-        entry = (user and user.value.get("user")) or {}
-        if "as" in entry:
-            raise ConfigException("impersonation (`as`) is not supported")
-        loader.load_and_set(settings)  # if an exec plugin fails, it goes on without credentials
-        if "exec" in entry and not (settings.api_key or settings.cert_file):
-            raise ConfigException("the exec plugin gave no credentials; see what kubectl says")
-        namespace = chosen["context"].get("namespace") or "default"
-        return new_client(settings), namespace, chosen["name"]
-
-
-def new_client(settings: Configuration) -> ApiClient:
-    settings.retries = False  # the next pass is the retry; urllib3's would multiply the timeout
-    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # older clusters' certificates do not pass it
-    tls.check_hostname = settings.verify_ssl  # the client sets verify_mode itself
-    if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file, password="")  # never ask for one
-    api = ApiClient(settings)
-    # `tls` has read these files, which may be temporary: the client must not read them again.
-    no_files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
-    api.rest_client.pool_manager.connection_pool_kw |= no_files | {"ssl_context": tls}
-    # It would copy each body; without that, a create takes a tenth less CPU.
-    api.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
-    api.user_agent = f"{MANAGER}/{__version__}"
-    api.set_default_header("Accept-Encoding", "gzip")  # decrypting lists is much of a quiet pass
-    return api
-
-
-def without_secrets(text: str) -> str:
-    """The text without passwords in URLs, cut before a user's entry, as in `…/users/{'token': …`"""
-    return re.sub("//[^/ ]*@", "//", text).partition("/{")[0]
+        return json.loads(body)
+    except ValueError:
+        raise no_answer(NOT_KUBERNETES) from None
 
 
 @dataclass
-class Cluster:
+class Api:
     """The requests to one API server. The methods raise ApiError."""
 
-    connect: Callable[[str | None], Connection]
-    context: str | None = None  # of the kubeconfig; chosen once, at the start
-    timeout: float = 30
+    client: ApiClient
+    reload: Callable[[], ApiClient]  # loads the configuration anew; raises Unusable
+    renew: Callable[[Any], None]  # renews a token that has expired; raises Unusable
+    timeout: float = 30  # for a list, in seconds
     dry_run: bool = False
     clock: Callable[[], float] = time.monotonic
-    stopping: bool = False  # then no new write begins
+    stopping: threading.Event = field(default_factory=threading.Event)  # no write begins any more
+    deadline: float = inf  # after which no write begins
 
     def __post_init__(self) -> None:
         self.dry_run_note = " (dry run)" if self.dry_run else ""
         self.pages = defaultdict[Any, dict[bytes, list[Obj]]](dict)  # of the last lists
         self.progressed = self.clock()  # when a request last ended, or a pass began
         self.changed = self.clock()  # when a list last showed something new
-        self.load()
+        self.use(self.client)
 
-    def load(self) -> None:
-        api, self.namespace, self.context = self.connect(self.context)
-        self.settings = api.configuration
-        self.hook = self.settings.refresh_api_key_hook  # renews a token that has expired
-        self.is_rejected = False  # whether the credentials or TLS have failed
-        self.milvuses = milvuses(api)
-        self.pods = pods(api)
-        self.claims = by_gvr(api, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-        self.events = by_gvr(api, "events.k8s.io", "v1", "Event", "events")
-        self.lists = [
-            (self.pods, slim_pod, f"{MANAGED_BY_LABEL}={MANAGER}"),
-            (self.claims, slim_object, CLAIM_LABEL),  # after pods: a listed pod's claim is there
-            (self.milvuses, slim_object, ""),  # last: never older than the pods
+    def use(self, client: ApiClient) -> None:
+        self.client = client
+        self.is_rejected = False  # whether the configuration must be loaded anew
+        self.server = without_secrets(client.configuration.host)
+        self.pods = pods(client)
+        self.claims = by_gvr(client, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        self.milvuses = milvuses(client)
+        self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
+        self.listings = [
+            Listing(self.pods, f"{MANAGED_BY_LABEL}={MANAGER}", keeps_spec=False),
+            Listing(self.claims, CLAIM_LABEL, keeps_spec=True),
+            Listing(self.milvuses, "", keeps_spec=True),  # last: never older than the pods
         ]
-        self.server = without_secrets(self.settings.host)
 
-    def renew(self) -> None:
-        """Load the configuration anew if the server has rejected it, and renew the token: once per
-        pass, because before each request, as the client does it, takes a third of the CPU time."""
+    def log_in(self) -> None:
+        """Before each pass: load the configuration anew if the server has rejected it, and renew
+        the token if it has expired. Raises Unusable."""
         if self.is_rejected:
-            self.load()
-        try:
-            if self.hook:
-                self.hook(self.settings)
-        except (ConfigException, OSError) as error:
-            raise Unusable(without_secrets(str(error))) from None
-        # Else the client would run it before each request. A hook may set itself again.
-        self.settings.refresh_api_key_hook = None
-        keys = self.settings.api_key.items()  # a token's file ends with a newline
-        self.settings.api_key = {key: value.strip() for key, value in keys}
+            self.use(self.reload())
+        self.renew(self.client)
+
+    def may_write(self) -> bool:
+        return self.clock() < self.deadline and not self.stopping.is_set()
+
+    def list_all(self, namespace: str | None, listing: Listing) -> list[Obj]:
+        """All objects of a list, page by page. A page that weighs too much, or is nested too deeply
+        for Python, is asked for again, smaller; an object that alone is too deep is left out. A
+        page that is the same as in the last list is not parsed again, which saves PAGES_PERCENT of
+        the CPU time of a quiet pass."""
+        known = self.pages[listing.resource.name, namespace]
+        pages: dict[bytes, list[Obj]] = {}
+        token = ""
+        limit = PAGE
+        while True:
+            body = self.get_page(namespace, listing, limit, token)
+            if limit > 1 and len(body) > PAGE_BYTES:
+                limit = max(1, limit // 4)
+                continue
+            page = read_page(body)
+            objects = known.get(page.digest)
+            if objects is None:
+                with suppress(RecursionError):
+                    objects = [slim(obj, listing.keeps_spec) for obj in parse(page.items)]
+            if objects is None and limit > 1:
+                limit = max(1, limit // 4)
+                continue
+            if objects is None:
+                what = f"one of the {listing.resource.name} in {scope(namespace)}"
+                log.warning("%s is nested too deeply: nothing is done about it", what)
+            pages[page.digest] = objects or []
+            token = page.token
+            if not token:
+                break
+            limit = min(2 * limit, PAGE)
+        if pages.keys() != known.keys():
+            self.changed = self.clock()
+        self.pages[listing.resource.name, namespace] = pages
+        return [obj for objects in pages.values() for obj in objects]
+
+    def get_page(self, namespace: str | None, listing: Listing, limit: int, token: str) -> bytes:
+        """A page of so many objects or, of a page that weighs too much, only its first bytes."""
+        return self.request(
+            "get",
+            listing.resource,
+            {"namespace": namespace},
+            most=PAGE_BYTES + 1 if limit > 1 else None,
+            label_selector=listing.selector or None,
+            limit=limit,
+            _continue=token or None,
+        )
 
     def request(
         self, verb: str, resource: Resource, target: Obj, most: int | None = None, **options: Any
     ) -> bytes:
-        """Send a request about the target, a whole object or its metadata with namespace and name.
+        """Send a request about the target, the metadata of an object with its namespace and name.
         Returns the response, or only its first `most` bytes."""
-        if self.stopping and verb != "get":
-            raise ApiError(0, "the operator is stopping")
-        where = pick(target["metadata"], ("namespace", "name"))
-        asked = "list" if verb == "get" and "name" not in where else verb
-        asked = f"{asked} {resource.name} in {place(where.get('namespace'))}"
-        if self.dry_run and verb != "get":
+        is_write = verb != "get"
+        is_list = not is_write and "name" not in target
+        if is_write and not self.may_write():  # also between two requests of one action
+            raise ApiError(Why(PENDING, "there is no time left in this pass"), is_stale=True)
+        if is_write and self.dry_run:
             options["dry_run"] = "All"
-        options |= where | {"serialize": False, "_request_timeout": self.timeout}
+        options |= pick(target, ("namespace", "name"))
+        options["serialize"] = False
+        options["_request_timeout"] = self.timeout if is_list else min(self.timeout, WRITING)
         try:
             response = getattr(resource, verb)(**options)
             body = bytes(response.read(most))
             response.close()
             return body
         except ApiException as error:
-            failed = api_error(error)
-            self.is_rejected |= not error.status  # 0: TLS has failed; the certificates may be new
+            if error.status:
+                raise rejection(error) from None
+            raise no_answer(without_secrets(str(error.reason)), is_login=True) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            failed = ApiError(0, without_secrets(f"{type(error).__name__}: {error}"))
+            raise no_answer(without_secrets(f"{type(error).__name__}: {error}")) from None
         finally:
             self.progressed = self.clock()
-        failed.outage = self.outage(failed, asked)
-        raise failed
 
-    def outage(self, error: ApiError, asked: str) -> Outage | None:
-        """What affects more than one Milvus: a missing permission, or rejected credentials."""
-        if error.code == 401 and "denied" not in str(error):  # as webhooks and policies say
-            self.is_rejected = True
-            return f"{self.server} rejects the credentials", "log in again, or renew the token"
-        if error.denial.startswith(('User "', "cannot set blockOwnerDeletion")):
-            return f"not allowed to {asked}", f"{error} (see the role in deploy.yaml)"
-        if error.code and asked.startswith("list"):
-            is_missing = error.code == 404 and PLURAL in asked
-            advice = " (install the CRD with `kubectl apply -f crd.yaml`)" if is_missing else ""
-            return f"cannot {asked}", f"{error}{advice}"
-        return None
+    def find(self, resource: Resource, obj: Obj) -> Obj:
+        """The object of that name, or an empty mapping."""
+        try:
+            return dict(parse(self.request("get", resource, obj["metadata"])))
+        except ApiError as error:
+            if error.code == 404:
+                return {}
+            raise
 
-    def list_all(
-        self, namespace: str | None, resource: Resource, slim: Callable[[Obj], Obj], label: str
-    ) -> list[Obj]:
-        """All objects of a list. A page that weighs too much is asked for again, smaller; one that
-        is the same as in the last list is not parsed again."""
-        known = self.pages[resource.name, namespace]
-        pages = {}
-        target = {"metadata": {"namespace": namespace}}
-        options: Obj = {"label_selector": label, "limit": PAGE}
-        while True:
-            most = PAGE_BYTES if options["limit"] > 1 else None
-            body = self.request("get", resource, target, most, **options)
-            if len(body) == most:
-                options["limit"] = max(1, options["limit"] // 4)
-                continue
-            metadata, items = split_list(body)
-            digest = hashlib.blake2b(items).digest()
-            pages[digest] = known.get(digest) or [slim(item) for item in parse(bytes(items))]
-            if not metadata.get("continue"):
-                break
-            options["_continue"] = metadata["continue"]
-            options["limit"] = min(2 * options["limit"], PAGE)
-        if pages.keys() != known.keys():
-            self.changed = self.clock()
-        self.pages[resource.name, namespace] = pages
-        return [item for objects in pages.values() for item in objects]
+    def create(self, resource: Resource, obj: Obj, **options: Any) -> None:
+        """Create an object. The server rejects a misspelled field instead of dropping it."""
+        strict = [("fieldValidation", "Strict")]
+        self.request("create", resource, obj["metadata"], body=obj, query_params=strict, **options)
 
-    def create(self, pod: Obj, **options: Any) -> None:
-        """Create a pod. The server rejects a misspelled field instead of dropping it: `Strict`."""
-        options["query_params"] = [("fieldValidation", "Strict")]
-        answer = self.request("create", self.pods, pod, body=pod, **options)
-        self.expect(pod, answer)
+    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
+        """Change an object, unless somebody else has changed it since it was listed."""
+        unchanged = {"metadata": pick(obj["metadata"], ["resourceVersion"])}
+        body = overlay(unchanged, change)
+        self.request("patch", resource, obj["metadata"], body=body, **options)
 
-    def expect(self, pod: Obj, body: bytes) -> None:
-        """Check that admission has not stripped a pod of what it is recognized by."""
-        if relied_on(parse(b"[%b]" % body)[0]) != relied_on(pod):
-            text = f"the owner reference, a label or the annotation {TEMPLATE_HASH} of pod"
-            advice = "exempt the pods of this Milvus, and delete those that have been changed"
-            raise ApiError(422, f"admission removes {text} {name_of(pod)}: {advice}", STRIPPED)
-
-    def grow(self, claim: Obj, size: str | int) -> None:
-        """Ask for a larger volume, if the claim has not changed."""
-        body = {"metadata": pick(claim["metadata"], ["resourceVersion"])}
-        body["spec"] = {"resources": {"requests": {"storage": size}}}
-        self.request("patch", self.claims, claim, body=body)
+    def write_status(self, milvus: Obj, status: Obj) -> None:
+        merge = "application/merge-patch+json"  # custom resources reject the client's default
+        self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run, under another name, whether the API server accepts such a pod.
         A taken name or an exceeded quota does not count: the old pod will make room."""
         renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
         try:
-            self.create(renamed, dry_run="All")
+            self.create(self.pods, renamed, dry_run="All")
         except ApiError as error:
-            if error.reason != EXISTS and error.why.reason != QUOTA_EXCEEDED:
+            if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
                 raise
 
     def delete(self, pod: Obj) -> None:
@@ -1098,29 +1244,24 @@ class Cluster:
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
-        self.request("delete", self.pods, pod, body=body)
+        self.request("delete", self.pods, pod["metadata"], body=body)
 
-    def adopt(self, milvus: Obj, pod: Obj) -> None:
-        """Set the owner of an orphan. Its Milvus, which was listed later, is not being deleted."""
-        metadata = pick(pod["metadata"], ("uid", "resourceVersion"))
-        metadata["ownerReferences"] = [owner_reference(milvus)]
-        patch = {"metadata": metadata}
-        answer = self.request("patch", self.pods, pod, body=patch)
-        self.expect(overlay(pod, patch), answer)
-
-    def patch_status(self, milvus: Obj, status: Obj) -> None:
-        """Write the status if the Milvus has not changed; a resourceVersion covers the UID, too."""
-        body = {"metadata": pick(milvus["metadata"], ["resourceVersion"]), "status": status}
-        merge = "application/merge-patch+json"  # custom resources reject the client's default
-        self.request("patch", self.milvuses.status, milvus, body=body, content_type=merge)
-
-    def create_event(self, event: Obj) -> None:
-        """Create an event now, from this host; in a cluster, that is the operator's pod."""
+    def send(self, event: Obj) -> None:
+        """Send an event as of now, from this host; in a cluster, that is the operator's pod.
+        Nothing depends on it."""
         here = {"reportingInstance": socket.gethostname(), "eventTime": timestamp("microseconds")}
-        self.request("create", self.events, event, body=event | here)
+        try:
+            self.create(self.events, event | here)
+        except ApiError as error:
+            log.debug("an event of milvus %s was not sent: %s", event["regarding"]["name"], error)
 
 
-def place(namespace: str | None) -> str:
+def without_secrets(text: str) -> str:
+    """The text without passwords in URLs, cut before a user's entry, as in `…/users/{'token': …`"""
+    return re.sub(r"//\S*@", "//", text).partition("/{")[0]
+
+
+def scope(namespace: str | None) -> str:
     return f"namespace {namespace}" if namespace else "all namespaces"
 
 
@@ -1129,425 +1270,556 @@ def timestamp(precision: str = "seconds") -> str:
     return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-# ---------- The loop: list, visit, wait ----------
+# ---------- Reconcile: one Milvus ----------
 
-CONFLICT_DELAY = 4  # three conflicts, with 1, 2 and 4 seconds, are no failure: the lists were old
-QUIET = 600  # seconds without a try after which its back-off starts again from the first delay
-MAX_NEWS = 10  # events of one Milvus that are kept while none can be written
+# Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
+# passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
+# needs; what came of it is returned as an Outcome, which the loop keeps. All that threads share is
+# the Api: a request notes there when it has ended. So there are no locks.
 
+STATUS: Key = ("status update", None)
+ANSWER: Key = (
+    "answer",
+    None,
+)  # no answer to a write: the others would only hang, one after another
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
-# What may back off, besides actions.
-STATUS: Key = ("status update", -1)
-EVENT: Key = ("event", -1)
-VISIT: Key = ("visit", -1)  # an unexpected error in the visit itself: only recorded, never waits
 
 
-def next_delay(before: BackOff, error: ApiError | None, now: float) -> float:
-    """How many seconds to back off now: longer than before, unless that was long ago."""
-    began = before.until - before.delay
-    if now >= began + QUIET or (error and not before.error):
-        before = NO_BACK_OFF  # a failure does not inherit the delay of successes
-    is_long = not error or error.why.reason in STALLED
-    first, most = (10, 300) if is_long else (1, 30)
-    return min(max(first, 2 * before.delay), most)
+class Outcome(NamedTuple):
+    """What came of a visit. If it is lost, everything is tried once more."""
 
-
-@dataclass
-class Memory:
-    """What is kept about a Milvus between passes; in brackets: what happens if it is lost."""
-
-    generation: int = 0  # that the back-offs belong to (they are forgotten)
-    back_offs: dict[Key, BackOff] = field(default_factory=dict)  # (one more try)
-    # Its versions if nothing was left to do; ("half-way",), which equals no versions, if a deleted
-    # pod must be created again: that goes first (one more visit).
-    settled: tuple[str, ...] = ()
-    wake: float = 0  # when it is visited even if unchanged, as a back-off ends (one more visit)
-    state: str = "progressing"  # the other states: ready, failed (it is computed again)
-    news: list[Obj] = field(default_factory=list)  # events to write (nobody hears of them)
-
-
-@dataclass
-class Pass:
-    """One pass over all Milvus resources."""
-
-    started: float
-    is_once: bool  # whether each write is tried only once
-    listed: float = 0  # when the lists had arrived
-    deadline: float = 0  # after which no action begins
-    has_listed: bool = False  # whether any list has succeeded
-    unlisted: int = 0  # namespaces of which a list has failed
-    failed: int = 0  # Milvus resources that could not be served
-    is_cut: bool = False  # whether something is left that the next pass can do at once
-    outages: dict[str, str] = field(default_factory=dict)  # what affects several; the details
-    outcomes: list[str] = field(default_factory=list)  # what workers have done
+    retries: Retries
+    state: str = PROGRESSING
+    said: str = ""  # the message that the log has last said about the state
+    is_told: bool = True  # whether the status was right, or a first visit has not written it yet
+    cut_since: float = inf  # when the end of a pass first cut it off; inf: it did not
+    versions: Sequence[str] = ()  # of what it has seen, if nothing is left to do at once
+    wake: float = inf  # when a visit is due even if nothing changes
+    done: Sequence[str] = ()  # in the words of the log, once for each object
+    events: Sequence[Obj] = ()  # to be sent
 
 
 @dataclass
 class Visit:
-    """One Milvus in one pass: what the lists show of it, and what a worker does about it."""
+    """One Milvus in one pass: what the lists show of it, and what is done about it."""
 
-    this: Pass
-    cluster: Cluster
-    memory: Memory
+    api: Api
     milvus: Obj
-    pods: Objs
+    named: Objs  # the pods that have its names
     claims: Objs
+    last: Outcome  # of the last visit
     spec: Spec = Spec()
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    events: list[Obj] = field(default_factory=list)
+    cut_since: float = inf
+    is_left: bool = False  # whether something is left that the next pass can do at once
 
     @property
-    def versions(self) -> tuple[str, ...]:
-        objects = (self.milvus, *self.pods.values(), *self.claims.values())
-        return tuple(obj["metadata"]["resourceVersion"] for obj in objects)
+    def versions(self) -> Sequence[str]:
+        objects = [self.milvus, *self.named.values(), *self.claims.values()]
+        return [obj["metadata"]["resourceVersion"] for obj in objects]
 
     @property
     def is_needed(self) -> bool:
-        """Whether something has changed, or was left to do."""
-        return self.memory.settled != self.versions or self.this.listed >= self.memory.wake
+        """Whether something has changed, or was left to do. To visit all would take VISITS_PERCENT
+        more CPU time in a quiet pass."""
+        return self.last.versions != self.versions or self.api.clock() >= self.last.wake
 
-    def serve(self) -> None:
-        """Serve one Milvus: decide, carry out, and say what was done. If nothing was done, write
-        status and events: otherwise the lists are out of date, and the next visit writes them."""
-        memory = self.memory
-        memory.settled = ()  # so that it is visited again if this visit fails
-        blocked = set[str]()  # verbs that would fail again; the next pass tries another ordinal
-        is_complete = True
-        for action in self.plan():
-            if not action.is_due or self.waits(action.key) or action.verb in blocked:
-                continue
-            if self.cluster.clock() >= self.this.deadline:
-                self.this.is_cut = True
-                is_complete = False
-                break
-            error = self.attempt(action.key, self.carry_out, action)
-            if error and (error.is_lost or error.outage or error.why.reason == QUOTA_EXCEEDED):
-                blocked.add(action.verb)
-                is_complete = False
-        for (done, reason), names in self.done.items():
-            self.this.outcomes += [done] * len(names)
-            self.say(done.split()[0].capitalize(), sentence(done, names, reason))
-        says_status = not self.done or blocked or self.cluster.dry_run
-        if says_status:
-            self.write_status()
-            self.write_events()
-        # Back-offs that are over have had their turn in this visit.
-        waiting = [b.until for b in memory.back_offs.values() if b.until >= self.this.listed]
-        memory.wake = min(waiting, default=inf)
-        if not is_complete:
-            memory.wake = self.this.listed  # in the next pass, who has waited longest first
-        elif says_status:
-            memory.settled = self.versions
+    def serve(self) -> Outcome:
+        """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
+        if not self.api.may_write():
+            cut_since = min(self.last.cut_since, self.api.clock())
+            return self.last._replace(cut_since=cut_since, versions=(), done=(), events=())
+        try:
+            return self.reconcile()
+        except Exception as error:
+            text = unexpected(error)
+            if text != self.last.said:
+                log.error("milvus %s: %s", full_name(self.milvus), text)
+            return Outcome(self.last.retries, FAILED, text)
 
-    def plan(self) -> list[Action]:
-        """Read the spec and decide. What has failed before comes last."""
-        memory = self.memory
-        relevant = {STATUS, EVENT, VISIT}
-        generation = self.milvus["metadata"]["generation"]
-        if memory.generation != generation:
-            memory.generation = generation
-            memory.back_offs = {k: b for k, b in memory.back_offs.items() if k in relevant}
-        actions = []
+    def reconcile(self) -> Outcome:
+        """Serve one Milvus; to be read from top to bottom."""
+        retries = self.last.retries
+        now = self.api.clock()
+
+        # 1. Decide what to do, and forget what is no longer to do.
+        actions = self.plan(retries.refused(now))
+        retries.keep_only({action.key for action in actions} | {STATUS, ANSWER}, now)
+
+        # 2. Do what does not back off, up to a failure that the others would meet, too.
+        if not retries.waits(ANSWER, now):
+            self.carry_out(actions, now)
+
+        # 3. Say what was done.
+        for (done, because), names in self.done.items():
+            self.say(done.split()[0].capitalize(), sentence(done, names, because))
+
+        # 4. Write the status. If anything was done, the lists are out of date, and the next visit
+        #    writes it; but no two visits in a row leave it as it was.
+        if self.done and not self.api.dry_run:
+            self.is_left = True
+            if self.last.is_told:
+                return self.outcome(self.last.state, self.last.said, is_told=False)
+        problems = retries.problems()
+        status = status_of(self.milvus, self.spec, self.named, self.claims, problems, timestamp())
+        said = self.tell(status)
+        is_told = self.write_status(status)
+
+        # 5. Return what came of it.
+        state = FAILED if retries.has_failed(STATUS) else state_of(status)
+        return self.outcome(state, said, is_told)
+
+    def plan(self, refused: Refused) -> list[Action]:
+        """Read the spec and decide."""
         try:
             self.spec = spec_of(self.milvus)
-            actions = [*decide(self.milvus, self.spec, self.pods, self.claims, memory.back_offs)]
+            return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
-        # Forget what failed and is no longer to do; what was done and may repeat stays.
-        relevant |= {action.key for action in actions}
-        memory.back_offs = {
-            key: back_off
-            for key, back_off in memory.back_offs.items()
-            if key in relevant or not back_off.error
-        }
-        return sorted(actions, key=lambda action: action.key in memory.back_offs)
+        return []
 
-    def waits(self, key: Key) -> bool:
-        return self.this.listed < self.memory.back_offs.get(key, NO_BACK_OFF).until
-
-    def carry_out(self, action: Action) -> None:
-        cluster = self.cluster
-        verb, ordinal, obj, reason, _ = action
-        if verb == "restart" and not is_finished(obj) and not self.create_claim(ordinal):
-            return  # its claim is there, unlabelled or newer than the list; this backs off
-        if verb == "replace":
-            # Of the first ordinal, so that all are refused with the same words.
-            cluster.check(new_pod(self.milvus, self.spec, 0))
-        if verb == "create":
-            self.create(ordinal)
-        elif verb == "adopt":
-            cluster.adopt(self.milvus, obj)
-        elif verb == "grow":
-            cluster.grow(obj, self.spec.storage["size"])
-        else:
-            cluster.delete(obj)
-            if verb != "delete":
-                self.memory.settled = ("half-way",)
-        name = name_of(obj) if obj else pod_name(self.milvus, ordinal)
-        self.done[DONE.get(verb, "deleted pod"), reason].append(name)
-
-    def create(self, ordinal: int) -> None:
-        """Create a pod, after its claim: no claim, no pod."""
-        pod = new_pod(self.milvus, self.spec, ordinal)
-        if self.spec.storage and ordinal not in self.claims:
-            self.create_claim(ordinal)
-        try:
-            self.cluster.create(pod)
-        except ApiError as error:
-            if error.reason != EXISTS:
-                raise
-            before = self.memory.back_offs.get(("create", ordinal), NO_BACK_OFF).error
-            if before and before.reason == STRIPPED:
-                raise before from None  # the pod that has the name is ours, stripped
-            (taken,) = parse(b"[%b]" % self.cluster.request("get", self.cluster.pods, pod))
-            error.why = why_name_is_taken(self.milvus, taken)
-            raise
-
-    def create_claim(self, ordinal: int) -> bool:
-        """Make sure that a claim exists; returns whether it was created."""
-        claim = new_claim(self.milvus, self.spec, ordinal)
-        try:
-            # One without our label is not listed, and a quota is checked before the name.
-            self.cluster.request("get", self.cluster.claims, claim)
-            return False
-        except ApiError as error:
-            if error.code != 404:
-                raise
-        self.cluster.request("create", self.cluster.claims, claim, body=claim)
-        self.done["created claim", ""].append(name_of(claim))
-        return True
+    def carry_out(self, actions: list[Action], now: float) -> None:
+        retries = self.last.retries
+        for action in actions:
+            if retries.waits(action.key, now):
+                continue
+            if not self.api.may_write():
+                self.cut_since = self.api.clock()
+                self.is_left = True
+                break
+            error = self.attempt(action.key, self.VERBS[action.verb], self, action)
+            if error and error.meets_all and not retries.tries_once:
+                break
+            if not error:
+                retries.done(ANSWER, now)
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
-        """Record what came of the task. Nothing that an object contains may end the loop."""
-        error = None
+        """Do something that may fail, and note what came of it."""
+        retries = self.last.retries
         try:
             task(*arguments)
-        except ApiError as failed:
-            failed.__traceback__ = failed.__context__ = None  # they would keep the whole request
-            error = failed
-        except Exception as failed:
-            error = unexpected(failed)
-        self.record(key, error)
-        return error
+        except ApiError as error:
+            error.__traceback__ = None  # it would keep the whole request
+            now = self.api.clock()
+            self.is_left = True  # the next pass knows better, or does what this has held up
+            if error.is_lost and not retries.tries_once:
+                retries.failed(ANSWER, now, error.why)
+            if key == STATUS or not error.is_stale:  # an older CRD does not even have a status
+                retries.failed(key, now, error.why, error.is_refusal)
+            return error
+        retries.done(key, self.api.clock())
+        return None
 
-    def record(self, key: Key, error: ApiError | None) -> None:
-        """Record what came of a write. What has failed, or may repeat for ever, backs off."""
-        back_offs = self.memory.back_offs
-        before = back_offs.pop(key, NO_BACK_OFF)
-        may_repeat = key[0] in ("restart", "replace", "adopt", "grow") and not self.cluster.dry_run
-        if self.cluster.stopping or not (error or may_repeat):
-            return
-        now = self.cluster.clock()
-        delay = next_delay(before, error, now)
-        until = inf if self.this.is_once else now + delay
-        if error:
-            # Something has changed since it was listed, so that the next pass knows better.
-            is_stale = error.reason in ("Conflict", "NotFound") and delay <= CONFLICT_DELAY
-            if is_stale:
-                error.why = Reason(PENDING, str(error))
-                until = now
-            if is_stale or error.is_lost:  # which may have taken effect
-                self.this.is_cut = True
-        back_offs[key] = BackOff(until, delay, error)
-        if error and key in (STATUS, VISIT) and error.why.reason != PENDING:
-            self.memory.state = "failed"
-            # An outage is said by report(), and a failure only when it is new.
-            if not error.outage and (not before.error or before.error.why.reason == PENDING):
-                log.warning("milvus %s: the %s failed: %s", full_name(self.milvus), key[0], error)
+    def tell(self, status: Obj) -> str:
+        """Say what is new in the Reconciled condition, even if the status cannot be written."""
+        _, reconciled, *_ = status["conditions"]
+        message = reconciled["message"]
+        # That a new Milvus is fine is no news.
+        before = condition_of(self.milvus, "Reconciled").get("message", MATCHING)
+        if message != (self.last.said or before):
+            self.say(reconciled["reason"], message, is_warning=reconciled["status"] == "False")
+        return message
+
+    def write_status(self, status: Obj) -> bool:
+        """Write the status if it has changed. Returns whether it is right now."""
+        retries = self.last.retries
+        if status.items() <= self.milvus.get("status", {}).items():
+            retries.done(STATUS, self.api.clock())
+            return True
+        if not self.api.may_write():
+            self.is_left = True
+            return False
+        if retries.waits(STATUS, self.api.clock()):
+            return False
+        had_failed = retries.has_failed(STATUS)
+        error = self.attempt(STATUS, self.api.write_status, self.milvus, status)
+        if error and not error.is_stale and not had_failed:
+            name = full_name(self.milvus)
+            log.warning("milvus %s: the status update failed: %s", name, error)
+        if not error:
+            self.done[STATUS_UPDATED, ""].append(name_of(self.milvus))
+        return not error
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
-        """Say something in the log, and in an event later."""
-        self.memory.news.append(new_event(self.milvus, reason, note, is_warning))
-        del self.memory.news[:-MAX_NEWS]
+        """Say something in the log, and in an event after all visits."""
+        self.events.append(new_event(self.milvus, reason, note, is_warning))
         level = logging.WARNING if is_warning else logging.INFO
-        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.cluster.dry_run_note)
+        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.api.dry_run_note)
 
-    def write_status(self) -> None:
-        """Write the status if it has changed; say what is new in the Reconciled condition."""
-        memory = self.memory
-        if self.waits(STATUS):
-            return
-        problems = {
-            ordinal: error.why
-            for (_, ordinal), (_, _, error) in memory.back_offs.items()
-            if ordinal >= 0 and error
-        }
-        status = status_of(self.milvus, self.spec, self.pods, problems, timestamp())
-        ready, reconciled = status["conditions"][:2]
-        memory.state = "ready" if ready["status"] == "True" else "progressing"
-        if reconciled["status"] == "False":
-            memory.state = "failed"
-        if status.items() <= self.milvus.get("status", {}).items():
-            memory.back_offs.pop(STATUS, None)
-            return
-        if self.attempt(STATUS, self.cluster.patch_status, self.milvus, status):
-            return
-        self.this.outcomes.append(STATUS_UPDATED)
-        before = condition_of(self.milvus, "Reconciled")
-        # That a new Milvus is fine is no news.
-        if reconciled["message"] != before.get("message", MATCHING):
-            self.say(reconciled["reason"], reconciled["message"], memory.state == "failed")
+    def outcome(self, state: str, said: str, is_told: bool) -> Outcome:
+        return Outcome(
+            retries=self.last.retries,
+            state=state,
+            said=said,
+            is_told=is_told,
+            cut_since=self.cut_since,
+            versions=() if self.is_left else self.versions,
+            wake=self.last.retries.next(self.api.clock()),
+            done=[done for (done, _), names in self.done.items() for _ in names],
+            events=self.events,
+        )
 
-    def write_events(self) -> None:
-        """Write what is new as events, on which nothing depends."""
-        news = self.memory.news
-        while news and not self.waits(EVENT):
-            if self.attempt(EVENT, self.cluster.create_event, news[0]):
-                break
-            del news[0]
+    # --- The verbs ---
+    def did(self, done: str, action: Action) -> None:
+        self.done[done, action.because].append(name_of(action.obj))
+
+    def create(self, action: Action) -> None:
+        """Create a pod, and only then its claim: a pod that is refused costs nobody a volume."""
+        try:
+            self.api.create(self.api.pods, action.obj)
+        except ApiError as error:
+            if error.status_reason != "AlreadyExists":
+                raise
+            taken = self.api.find(self.api.pods, action.obj)
+            if not taken:
+                raise  # it has gone meanwhile
+            raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
+        self.did("created pod", action)
+        if self.spec.storage and action.ordinal not in self.claims:
+            claim = new_claim(self.milvus, self.spec, action.ordinal)
+            self.claim(Action("claim", action.ordinal, claim))
+
+    def claim(self, action: Action) -> None:
+        """Create a claim, unless there is one without our label, which is not listed."""
+        try:
+            self.api.create(self.api.claims, action.obj)
+        except ApiError as error:
+            if error.status_reason != "AlreadyExists":
+                raise
+            return
+        self.did("created claim", action)
+
+    def adopt(self, action: Action) -> None:
+        """Set the owner of an orphan. Its Milvus, which was listed later, is not being deleted."""
+        metadata = pick(action.obj["metadata"], ["uid"])
+        metadata["ownerReferences"] = [owner_reference(self.milvus)]
+        self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
+        self.did("adopted pod", action)
+
+    def grow(self, action: Action) -> None:
+        """Ask for a larger volume."""
+        requests = {"storage": self.spec.storage["size"]}
+        change = {"spec": {"resources": {"requests": requests}}}
+        self.api.patch(self.api.claims, action.obj, change)
+        self.did("grew claim", action)
+
+    def delete(self, action: Action) -> None:
+        self.api.delete(action.obj)
+        self.did("deleted pod", action)
+
+    def replace(self, action: Action) -> None:
+        """Delete a pod, if the API server would accept its successor: it is asked by a dry run, of
+        the first ordinal, so that all are refused with the same words."""
+        self.api.check(new_pod(self.milvus, self.spec, 0))
+        self.delete(action)
+
+    VERBS: ClassVar[dict[str, Any]] = {
+        "create": create,
+        "claim": claim,
+        "adopt": adopt,
+        "grow": grow,
+        "delete": delete,
+        "restart": delete,
+        "replace": replace,
+    }
+
+
+def unexpected(error: Exception) -> str:
+    """About an exception that nobody foresaw. Its text may hold secrets: show only its places."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
+    return f"unexpected {type(error).__name__}, please report this bug: {places}"
+
+
+# ---------- The loop: list, visit, wait ----------
 
 
 @dataclass
 class Operator:
-    """Manages Milvus resources: `run()` forever, `run_once()`, or a single `run_pass()`."""
+    """Manages Milvus resources: `run()` until it is to stop, or `run_once()`."""
 
-    cluster: Cluster
+    api: Api
     namespaces: Sequence[str | None]  # None: all
-    interval: float  # seconds
-    workers: int
+    interval: float  # seconds from the start of a pass to the next, while nothing changes
+    pool: Executor  # for the visits
 
     def __post_init__(self) -> None:
-        self.clock = self.cluster.clock
-        # What has failed may hang the next time: it gets a quarter of the workers at most.
-        quarter = max(1, self.workers // 4)
-        self.first_tries = ThreadPoolExecutor(max(1, self.workers - quarter))
-        self.second_tries = ThreadPoolExecutor(quarter) if self.workers > 1 else self.first_tries
-        self.tasks: dict[Future[Any], str] = {}  # of the workers; the UID of the Milvus
-        self.memories = defaultdict[Any, dict[str, Memory]](dict)  # by namespace, then by UID
-        self.is_ready = False  # whether all lists of a pass have succeeded
+        self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
-        self.list_delay = 0.0  # seconds to wait while no list succeeds
+        self.is_ready = False  # whether all lists of a pass have succeeded
+        self.listing = 0.0  # seconds that the last lists took
+        self.has_listed = False  # whether any list of the last pass has succeeded
+        self.list_delay = 0.0  # seconds to wait while none does
+        self.tries_once = self.api.dry_run  # whether each write is tried only once
 
     def is_alive(self) -> bool:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
-        idle = self.clock() - self.cluster.progressed
-        return idle < self.interval + self.cluster.timeout + 40
+        idle = self.api.clock() - self.api.progressed
+        return idle < self.interval + self.api.timeout + 40
 
     def run(self) -> bool:
         """Make passes until the operator is to stop."""
-        while not self.cluster.stopping:
-            this = self.run_pass()
-            gc.collect()
-            time.sleep(max(0, this.started + self.next_pass(this) - self.clock()))
+        clock = self.api.clock
+        while not self.api.stopping.is_set():
+            started = clock()
+            self.run_pass()
+            self.api.stopping.wait(max(0, started + self.pause() - clock()))
         return True
 
     def run_once(self) -> bool:
-        """Make passes until one gets nothing done; returns whether all went well."""
-        while True:
-            this = self.run_pass(is_once=True)
-            if not this.is_cut and not {*this.outcomes} - {STATUS_UPDATED}:
-                return not (this.failed or this.unlisted)
+        """Make passes until nothing is left that can be done now, or three passes in a row, as all
+        they asked for had changed meanwhile, did nothing. Returns whether all went well."""
+        self.tries_once = True
+        idle = 0
+        while idle < 3 and not self.api.stopping.is_set():
+            done = self.run_pass()
+            if all(visit.last.versions for visit in self.all_visits()):
+                break
+            idle = 0 if done else idle + 1
+        last = [visit.last for visit in self.all_visits()]
+        is_good = all(outcome.versions and outcome.state != FAILED for outcome in last)
+        return is_good and not self.outages
 
-    def run_pass(self, is_once: bool = False) -> Pass:
-        """List everything, visit each Milvus that has something to do, wait, and report."""
-        this = Pass(self.clock(), is_once)
-        self.cluster.progressed = this.started
+    def run_pass(self) -> Counter[str]:
+        """Make one pass. Returns how often what was done."""
+        started = self.api.clock()
+        self.api.progressed = started
+        outages: dict[str, str] = {}  # what affects several Milvus resources; the details
+        done = Counter[str]()
         try:
-            self.cluster.renew()
-            tasks = []
-            for visit in self.observe(this):
-                has_failed = any(b.error for b in visit.memory.back_offs.values())
-                pool = self.second_tries if has_failed else self.first_tries
-                task = pool.submit(visit.attempt, VISIT, visit.serve)
-                self.tasks[task] = uid_of(visit.milvus)
-                if not has_failed:
-                    tasks.append(task)
-            self.finish(this, tasks)
+            # 1. List everything.
+            visits = self.list_everything(outages)
+            listed = self.api.clock()
+            self.listing = listed - started
+
+            # 2. Visit each Milvus that needs it; first those that have been cut off for longest.
+            self.api.deadline = inf if self.tries_once else listed + ACTING
+            needed = [visit for visit in visits if visit.is_needed]
+            needed.sort(key=lambda visit: visit.last.cut_since)
+            events: list[Obj] = []
+            for visit, outcome in zip(needed, self.pool.map(Visit.serve, needed), strict=True):
+                visit.last = outcome
+                done.update(outcome.done)
+                events += outcome.events
+
+            # 3. Send the events.
+            self.api.deadline = self.api.clock() + TELLING
+            list(self.pool.map(self.api.send, events))
         except Unusable as error:
-            this.outages["the configuration cannot be loaded"] = error.message
-            this.unlisted += 1
-        except Exception as error:  # no thread or no memory was left: the next pass may find some
-            this.outages["a pass failed"] = str(unexpected(error))
-            this.unlisted += 1
-        self.report(this)
-        return this
+            outages["the configuration cannot be loaded"] = error.message
+        except Exception as error:  # nobody foresaw it, but it must not end the loop
+            outages["a pass failed"] = unexpected(error)
 
-    def next_pass(self, this: Pass) -> float:
-        """Seconds from its start to the next: few after a change, so that a roll waits for pods."""
-        if self.list_delay:
-            return self.list_delay * random.uniform(0.5, 1)
-        quiet = self.clock() - self.cluster.changed
-        return min(self.interval, max(0.5, 5 * (this.listed - this.started), quiet / 2))
+        # 4. Report.
+        self.report(outages, done, self.api.clock() - started)
+        return done
 
-    def observe(self, this: Pass) -> list[Visit]:
-        """List everything. Returns the visits: what has changed, then what has waited longest."""
-        # Before the lists: what still runs then may change what they show.
-        self.tasks = {task: uid for task, uid in self.tasks.items() if not task.done()}
-        busy = {*self.tasks.values()}
-        this.is_cut = bool(busy)
-        visits = []
+    def list_everything(self, outages: dict[str, str]) -> list[Visit]:
+        """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
+        self.has_listed = False
+        self.api.log_in()
+        visits: list[Visit] = []
         for namespace in self.namespaces:
-            visits += self.list_namespace(this, namespace)
-        this.listed = self.clock()
-        this.deadline = this.listed + min(max(5, 5 * (this.listed - this.started)), 10)
-        if self.cluster.dry_run:  # it changes nothing, so one pass must say it all
-            this.deadline += 1e6
-        self.list_delay = 0 if this.has_listed else min(max(1, 2 * self.list_delay), 30)
-        self.is_ready |= not this.unlisted
-        needed = [v for v in visits if v.is_needed and uid_of(v.milvus) not in busy]
-        return sorted(needed, key=lambda v: (v.memory.settled in ((), v.versions), v.memory.wake))
-
-    def list_namespace(self, this: Pass, namespace: str | None) -> list[Visit]:
-        """List a namespace, or all. Returns a visit for each Milvus."""
-        lists = []
-        try:
-            for kind in self.cluster.lists:
-                lists.append(self.cluster.list_all(namespace, *kind))
-                this.has_listed = True
-        except ApiError as error:  # a failed list is not an empty list
-            outage = error.outage or (f"requests to {self.cluster.server} fail", str(error))
-            this.outages |= [outage]
-            this.unlisted += 1
-            return []
-        pods, claims, milvuses = lists
-        pods_of = by_ordinal(pods)
-        claims_of = by_ordinal(claims)
-        known = self.memories[namespace]
-        visits = []
-        for milvus in milvuses:
-            if not is_ending(milvus):
-                memory = known.get(uid_of(milvus)) or Memory()
-                named = pods_of[full_name(milvus)]
-                stored = claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"]
-                visits.append(Visit(this, self.cluster, memory, milvus, named, stored))
-        self.memories[namespace] = {uid_of(visit.milvus): visit.memory for visit in visits}
+            lists = self.list_namespace(namespace, outages)
+            if lists:  # a failed list is not an empty list
+                self.visits[namespace] = self.new_visits(namespace, lists)
+                visits += self.visits[namespace]
         return visits
 
-    def finish(self, this: Pass, first_tries: list[Future[Any]]) -> None:
-        """Wait for first tries to the deadline, and a second more for current writes: a Milvus that
-        is still visited misses the next pass. Second tries may hang; they get until that is due."""
-        wait(first_tries, this.deadline - self.clock())
-        for task in first_tries:
-            task.cancel()
-        wait(first_tries, 1)
-        wait(list(self.tasks), this.listed + self.next_pass(this) - self.clock())
-        for task in self.tasks:  # each: one that began later would act on old lists
-            if task.cancel() or not task.done():  # cancelled, also above, or still running
-                this.is_cut = True
+    def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> list[list[Obj]]:
+        """The pods, the claims and the Milvus resources of a namespace, or of all; nothing at all
+        if one of the lists fails."""
+        lists = []
+        for listing in self.api.listings:
+            try:
+                lists.append(self.api.list_all(namespace, listing))
+                self.has_listed = True
+            except ApiError as error:
+                self.api.is_rejected |= error.is_login
+                what, details = self.outage(namespace, listing, error)
+                outages[what] = details
+                return []
+        return lists
 
-    def report(self, this: Pass) -> None:
+    def outage(self, namespace: str | None, listing: Listing, error: ApiError) -> tuple[str, str]:
+        """What the failure of a list is called, and the details."""
+        if error.code == 401:
+            return f"{self.api.server} rejects the credentials", "log in again, or renew the token"
+        if not error.code:
+            return f"requests to {self.api.server} fail", str(error)
+        plural = listing.resource.name
+        advice = ""
+        if error.code == 403:
+            advice = " (see the role in deploy.yaml)"
+        elif error.code == 404 and plural == PLURAL:
+            advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
+        return f"cannot list {plural} in {scope(namespace)}", f"{error}{advice}"
+
+    def new_visits(self, namespace: str | None, lists: list[list[Obj]]) -> list[Visit]:
+        """A visit for each Milvus that is not being deleted. What came of an earlier spec of it is
+        forgotten."""
+        pods_of, claims_of = map(by_ordinal, lists[:2])
+        last = {written(visit.milvus): visit.last for visit in self.visits.get(namespace, [])}
+        return [
+            Visit(
+                api=self.api,
+                milvus=milvus,
+                named=pods_of[full_name(milvus)],
+                claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
+                last=last.get(written(milvus)) or Outcome(Retries(self.tries_once)),
+            )
+            for milvus in lists[2]
+            if not is_ending(milvus)
+        ]
+
+    def pause(self) -> float:
+        """Seconds from the start of the last pass to the next: few after a change, so that a roll
+        waits for its pods, not for passes."""
+        if self.list_delay:
+            return self.list_delay * random.uniform(0.5, 1)
+        quiet = self.api.clock() - self.api.changed
+        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.listing, quiet / 2))
+
+    def report(self, outages: dict[str, str], done: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
-        memories = [memory for known in self.memories.values() for memory in known.values()]
-        states = Counter(memory.state for memory in memories)
-        this.failed = states["failed"]
-        back_offs = [b for memory in memories for b in list(memory.back_offs.values())]
-        this.outages |= [b.error.outage for b in back_offs if b.error and b.error.outage]
-        for what in this.outages.keys() - self.outages.keys():
-            log.error("%s: %s", what, this.outages[what])
-        for what in self.outages.keys() - this.outages.keys():
+        for what in outages.keys() - self.outages.keys():
+            log.error("%s: %s", what, outages[what])
+        for what in self.outages.keys() - outages.keys():
             log.info("resolved: %s", what)
-        self.outages = this.outages
-        seconds = self.clock() - this.started
-        done = ", ".join(f"{what}: {count}" for what, count in Counter(this.outcomes).items())
-        total = f"{len(memories)} Milvus resource(s) in {seconds:.2f} s{self.cluster.dry_run_note}"
-        level = logging.INFO if done else logging.DEBUG
-        log.log(level, "pass over %s: %s", total, done or "nothing to do")
-        PASSES.labels("failure" if this.outages else "success").inc()
-        PASS_SECONDS.observe(seconds)
-        for state in ("ready", "progressing", "failed"):
+        self.outages = outages
+        self.is_ready |= not outages
+        longer = min(max(1, 2 * self.list_delay), LONGEST_LIST_DELAY)
+        self.list_delay = 0 if self.has_listed else longer
+        states = Counter(visit.last.state for visit in self.all_visits())
+        for state in (READY, PROGRESSING, FAILED):
             MILVUSES.labels(state).set(states[state])
+        PASSES.labels("failure" if outages else "success").inc()
+        PASS_SECONDS.observe(seconds)
+        counts = ", ".join(f"{what}: {count}" for what, count in done.items())
+        total = f"{states.total()} Milvus resource(s) in {seconds:.2f} s{self.api.dry_run_note}"
+        level = logging.INFO if done else logging.DEBUG
+        log.log(level, "pass over %s: %s", total, counts or "nothing to do")
+
+    def all_visits(self) -> list[Visit]:
+        return [visit for visits in self.visits.values() for visit in visits]
+
+
+# ---------- Workarounds for the client library ----------
+
+IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
+NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every container
+
+
+class Connection(NamedTuple):
+    """What a configuration says."""
+
+    client: ApiClient
+    namespace: str  # the default one
+    context: str | None  # of the kubeconfig; None: it is the pod's own
+
+
+def connect(path: str | None, context: str | None, connections: int) -> Connection:
+    """Load a kubeconfig or, in a pod without one, the pod's own configuration. Raises Unusable."""
+    file = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = connections
+    try:
+        merged = KubeConfigMerger(file).config
+        if merged:
+            return from_kubeconfig(file, merged, context, configuration)
+        if IN_POD in os.environ and not (path or context):
+            load_incluster_config(configuration)
+            with open(NAMESPACE_FILE) as namespace:
+                return Connection(Client(configuration), namespace.read().strip(), None)
+        text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
+    except ConfigException as error:
+        text = without_secrets(str(error))
+    except OSError as error:  # the name of a file may be a token that was put in its place
+        text = f"it, or a file that it names (tokenFile …), cannot be read: {error.strerror}"
+    except Exception as error:  # a malformed file may raise anything in the loader
+        text = f"it is not valid ({type(error).__name__})"
+    raise Unusable(f"cannot use the kubeconfig {file}: {text}")
+
+
+def from_kubeconfig(
+    file: str, merged: Any, context: str | None, configuration: Configuration
+) -> Connection:
+    """As `load_kube_config` does it, which would tell neither the namespace nor who the user is."""
+    # The loader writes keys to files, which it would remove only at a regular exit.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        loader = KubeConfigLoader(
+            merged, context or first_context(file), config_base_path=None, temp_file_path=folder
+        )
+        chosen = loader.current_context
+        named = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
+        user = named["user"] if named else {}
+        if "as" in user:  # the loader would pass over it, which is to act with more rights
+            raise ConfigException("impersonation (`as`) is not supported")
+        loader.load_and_set(configuration)
+        # If an exec plugin fails, the loader goes on without credentials.
+        has_credentials = configuration.api_key or configuration.cert_file
+        if "exec" in user and not has_credentials:
+            raise ConfigException("the exec plugin gave no credentials; see what kubectl says")
+        namespace = chosen["context"].get("namespace") or "default"
+        return Connection(Client(configuration), namespace, chosen["name"])
+
+
+def first_context(file: str) -> str | None:
+    """Of several kubeconfigs, kubectl takes the first `current-context` that is set; the client
+    library would take the last."""
+    for path in file.split(os.pathsep):
+        config = KubeConfigMerger(path).config
+        if config and config.safe_get("current-context"):
+            return config["current-context"]
+    return None
+
+
+class Client(ApiClient):
+    """The official client, without what would harm the operator."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        # The next pass is the retry; urllib3's own would multiply the timeout.
+        configuration.retries = False
+        super().__init__(configuration)
+        self.user_agent = f"{MANAGER}/{__version__}"
+        # Decrypting the lists is much of a quiet pass: this saves GZIP_PERCENT of its CPU time.
+        self.default_headers["Accept-Encoding"] = "gzip"
+        # It would copy each body, and fail at one that is nested deeply.
+        self.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
+        self.use_tls(configuration)
+        self.hook = configuration.refresh_api_key_hook
+        self.renew()
+
+    def use_tls(self, configuration: Configuration) -> None:
+        """Certificates of older clusters do not pass the check VERIFY_X509_STRICT, which Python
+        3.13 turned on; the client has no option for it."""
+        tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        tls.check_hostname = configuration.verify_ssl  # the client sets verify_mode itself
+        if configuration.cert_file:
+            no_question = ""  # instead of asking for a password at the terminal
+            tls.load_cert_chain(configuration.cert_file, configuration.key_file, no_question)
+        # `tls` has read these files, which may be temporary: they must not be read again.
+        no_files = dict.fromkeys(("ca_certs", "cert_file", "key_file"))
+        self.rest_client.pool_manager.connection_pool_kw |= no_files | {"ssl_context": tls}
+
+    def renew(self) -> None:
+        """Renew a token that has expired. The client would do it before each request, so that 16
+        threads would run an exec plugin at once. Raises Unusable."""
+        configuration = self.configuration
+        try:
+            if self.hook:
+                self.hook(configuration)
+        except (ConfigException, OSError) as error:
+            raise Unusable(without_secrets(str(error))) from None
+        configuration.refresh_api_key_hook = None  # which the hook has set again
+        # A token's file ends with a newline, which no header may contain.
+        tokens = configuration.api_key.items()
+        configuration.api_key = {key: token.strip() for key, token in tokens}
 
 
 # ---------- Health and metrics over HTTP ----------
@@ -1576,13 +1848,16 @@ class HealthServer(ThreadingHTTPServer):
 
 
 def serve_health(operator: Operator, port: int) -> None:
-    """Serve Health until the process ends: in a pod on all addresses, else on localhost."""
+    """Serve Health until the process ends: in a pod on all addresses, else on localhost. Raises
+    Unusable."""
     Health.operator = operator
-    in_pod = IN_POD in os.environ
-    if in_pod and socket.has_dualstack_ipv6():
-        HealthServer.address_family = socket.AF_INET6
+    address = "127.0.0.1"
+    if IN_POD in os.environ:
+        address = ""
+        if socket.has_dualstack_ipv6():
+            HealthServer.address_family = socket.AF_INET6
     try:
-        server = HealthServer(("" if in_pod else "127.0.0.1", port), Health)
+        server = HealthServer((address, port), Health)
     except OSError as error:
         text = f"cannot listen on port {port}: {error.strerror}"
         raise Unusable(f"{text}; choose another with --health-port") from None
@@ -1592,7 +1867,7 @@ def serve_health(operator: Operator, port: int) -> None:
 # ---------- The command ----------
 
 
-def seconds(context: click.Context, option: click.Parameter, value: float) -> float:
+def check_seconds(context: click.Context, option: click.Parameter, value: float) -> float:
     if not 0 < value <= 1e8:  # what a clock can wait for; neither `inf` nor `nan`
         raise click.BadParameter("must be a number of seconds greater than 0, at most 1e8")
     return value
@@ -1605,8 +1880,13 @@ def text_line(record: logging.LogRecord) -> str:
 
 
 def json_line(record: logging.LogRecord) -> str:
-    origin = {"timestamp": timestamp("milliseconds"), "level": record.levelname}
-    return json.dumps(origin | {"message": record.getMessage()})
+    return json.dumps(
+        {
+            "timestamp": timestamp("milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
+    )
 
 
 def start_log(verbose: bool, log_format: str) -> None:
@@ -1619,38 +1899,58 @@ def start_log(verbose: bool, log_format: str) -> None:
     urllib3.disable_warnings()  # of `insecure-skip-tls-verify`, before each request
 
 
-def run_until_signal(operator: Operator, run: Callable[[], bool]) -> int:
-    """Run the loop in a thread of its own, as signal handlers run in the main one. After a signal,
-    writes in progress get four seconds; a second one ends the process. Returns the exit code."""
+def start_pool(workers: int) -> Executor:
+    """A pool whose threads all run, so that none can be lacking in the middle of a pass. Raises
+    Unusable."""
+    pool = ThreadPoolExecutor(workers)
+    gate = threading.Barrier(workers)
+    try:
+        list(pool.map(lambda _: gate.wait(), range(workers)))
+    except RuntimeError as error:
+        raise Unusable(f"cannot start a thread: {error}") from None
+    return pool
+
+
+def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
+    """Run the loop in a thread of its own: a signal handler interrupts the main thread, which must
+    not be waiting for the event then. After a signal, the current writes get four seconds; a second
+    one ends the process. Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
-        if operator.cluster.stopping:
+        if stopping.is_set():
             os._exit(128 + signum)
-        operator.cluster.stopping = True
+        stopping.set()
+        signal.alarm(STOPPING)
 
+    def give_up(_: int, __: Any) -> None:
+        log.info("stopped; a write did not end in time")
+        os._exit(code_if_late)
+
+    signal.signal(signal.SIGALRM, give_up)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
-    loop = ThreadPoolExecutor(1).submit(run)
-    while not operator.cluster.stopping:
-        if wait([loop], timeout=0.2).done:
-            return 0 if loop.result() else 1
-    wait(list(operator.tasks), timeout=4)
-    log.info("stopped")
-    return 0
+    is_good = ThreadPoolExecutor(1).submit(loop).result()
+    if stopping.is_set():
+        log.info("stopped")
+    return 0 if is_good else 1
 
 
-SETTINGS = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "--help"]}
+CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "--help"]}
 
 
-@click.command(context_settings=SETTINGS | {"show_default": True})
+@click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option("--interval", default=5.0, callback=seconds, help="Longest time between two passes.")
+@click.option(
+    "--interval", default=5.0, callback=check_seconds, help="Longest time between two passes."
+)
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit; 1 means failure.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option("--timeout", default=30.0, callback=seconds, help="Seconds to wait for a response.")
+@click.option(
+    "--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a response."
+)
 @click.option("--workers", type=click.IntRange(1, 256), default=16, help="Concurrent writes.")
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
@@ -1659,12 +1959,16 @@ SETTINGS = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h",
 def main(
     namespace: tuple[str, ...],
     all_namespaces: bool,
-    once: bool,
-    health_port: int | None,
-    kubeconfig: str | None,
-    workers: int,
     interval: float,
-    **options: Any,
+    once: bool,
+    dry_run: bool,
+    kubeconfig: str | None,
+    context: str | None,
+    timeout: float,
+    workers: int,
+    health_port: int | None,
+    log_format: str,
+    verbose: bool,
 ) -> None:
     """Keep the pods of every Milvus resource running.
 
@@ -1672,27 +1976,27 @@ def main(
     Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
     names = ",".join(namespace).split(",")  # OLM joins them by commas, too
-    managed: list[str | None] = [name for name in dict.fromkeys(names) if name]
-    if managed and all_namespaces:
+    chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
+    if chosen and all_namespaces:
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
-    start_log(options.pop("verbose"), options.pop("log_format"))
-    threading.stack_size(16 << 20)  # for deep JSON
-    gc.disable()  # it takes half of a pass; Operator.run() collects between passes instead
-    gc.freeze()  # leave the imports out of every collection
-    cluster = Cluster(lambda context: connect(kubeconfig, workers, context), **options)
-    if not managed:
-        # OLM sets the variable to an empty text for all namespaces.
-        everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
-        managed = [None if everywhere else cluster.namespace]
-    operator = Operator(cluster, managed, interval, workers)
-    where = f"{', '.join(map(place, managed))}, every {interval:g} s, server {cluster.server}"
-    log.info("%s %s: %s%s", MANAGER, __version__, where, cluster.dry_run_note)
-    try:
-        if health_port:
-            serve_health(operator, health_port)
-        code = run_until_signal(operator, operator.run_once if once else operator.run)
-    except RuntimeError as error:
-        raise Unusable(f"cannot start a thread: {error}") from None
+    start_log(verbose, log_format)
+    connection = connect(kubeconfig, context, workers)
+    # OLM sets the variable to an empty text for all namespaces.
+    everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
+    default = None if everywhere else connection.namespace
+    managed = chosen or [default]
+
+    def reload() -> ApiClient:
+        return connect(kubeconfig, connection.context, workers).client
+
+    api = Api(connection.client, reload, Client.renew, timeout, dry_run)
+    where = f"{', '.join(map(scope, managed))}, every {interval:g} s, server {api.server}"
+    log.info("%s %s: %s%s", MANAGER, __version__, where, api.dry_run_note)
+    operator = Operator(api, managed, interval, start_pool(workers))
+    if health_port:
+        serve_health(operator, health_port)
+    run = operator.run_once if once else operator.run
+    code = run_until_signal(run, api.stopping, code_if_late=1 if once else 0)
     os._exit(code)  # a request that hangs must not delay the exit
 
 

@@ -136,7 +136,7 @@ def test_an_exec_plugin_that_fails_leaves_no_anonymous_operator(tmp_path: Path) 
 def rejection(file: Path, context: str | None = None) -> str:
     """What is said about a kubeconfig that cannot be used."""
     with pytest.raises(mo.Unusable) as raised:
-        mo.connect(str(file), 1, context)
+        mo.connect(str(file), context, 1)
     said = raised.value.message
     assert raised.value.exit_code == 2
     assert str(file) in said
@@ -157,6 +157,8 @@ def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None
     assert "impersonation (`as`) is not supported" in rejection(file)
     write_kubeconfig(file, NOWHERE, certificate_authority_data="bm9uZQ==")
     assert "certificate" in rejection(file)
+    write_kubeconfig(file, NOWHERE, {"tokenFile": "hunter2"})  # where somebody has put the token
+    assert "a file that it names (tokenFile …), cannot be read: No such file" in rejection(file)
     write_kubeconfig(file, NOWHERE, {"token": "hunter2"})
     assert "nope" in rejection(file, context="nope")
     good = file.read_text()
@@ -166,7 +168,7 @@ def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None
         file.write_text(text)
         rejection(file)
     file.write_text(good.replace("user: a", ""))
-    assert mo.connect(str(file), 1, None)[1] == "test"
+    assert mo.connect(str(file), None, 1).namespace == "test"
     file.unlink()
     file.symlink_to(file)  # not even root can read a loop of links
     rejection(file)

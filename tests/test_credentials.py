@@ -38,7 +38,7 @@ def test_in_a_pod_its_own_account_is_used(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "token").write_text("first\n")
     with closing(api):
         operator = api.operator("")
-        assert operator.cluster.namespace == "its-own"
+        assert mo.connect("", None, 1).namespace == "its-own"
         assert api.tokens(operator) == {"first"}
 
 
@@ -55,11 +55,14 @@ def test_rejected_credentials_are_loaded_anew_in_the_context_of_the_start(api: A
     file.write_text(changed)
     assert api.tokens(operator) == {"first"}
     rule = api.world.server.when("list", "*", lambda _: http_response(401, b"Unauthorized"))
-    outages = operator.run_pass().outages
-    assert outages == {f"{api.url} rejects the credentials": "log in again, or renew the token"}
+    operator.run_pass()
+    assert operator.outages == {
+        f"{api.url} rejects the credentials": "log in again, or renew the token"
+    }
     file.write_text("half: [")
     for _ in range(2):
-        assert [*operator.run_pass().outages] == ["the configuration cannot be loaded"]
+        operator.run_pass()
+        assert [*operator.outages] == ["the configuration cannot be loaded"]
     file.write_text(changed)
     rule.times = 0
     assert api.tokens(operator) == {"second"}
@@ -72,6 +75,26 @@ def test_a_token_may_be_in_a_file_and_of_several_kubeconfigs_some_may_be_missing
     config = api.kubeconfig({"tokenFile": "token"})
     monkeypatch.setenv("KUBECONFIG", f"/missing{os.pathsep}{config}")
     assert api.tokens(api.operator("")) == {"first"}
+
+
+def test_of_several_kubeconfigs_the_first_current_context_counts_as_for_kubectl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubectl would also take the first of two clusters of the same name."""
+    names = ("none", "first", "second")
+    for name in names:
+        file = tmp_path / name
+        write_kubeconfig(file, f"https://{name}.example")
+        text = file.read_text().replace("name: a", f"name: {name}")
+        for key in ("cluster", "user", "current-context"):
+            text = text.replace(f"{key}: a\n", f"{key}: {name}\n")
+        file.write_text(text.replace("current-context: none", ""))
+    paths = [str(tmp_path / name) for name in names]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(paths))
+    connection = mo.connect(None, None, 1)
+    assert connection.context == "first"
+    assert connection.client.configuration.host == "https://first.example"
+    assert mo.connect(None, "second", 1).client.configuration.host == "https://second.example"
 
 
 def test_an_exec_plugin_runs_once_a_pass_when_its_token_has_expired(api: Api) -> None:
@@ -121,7 +144,8 @@ def test_certificates_are_accepted_as_by_kubectl_or_rejected_with_the_reason(
     certificate(tmp_path / "server", certificate(tmp_path / "authority"), **certified)
     with closing(Api(tmp_path, tls=server_context(tmp_path / "server"))) as api:
         operator = api.operator(api.kubeconfig(**cluster))
-        assert re.search(outages, str(operator.run_pass().outages))
+        operator.run_pass()
+        assert re.search(outages, str(operator.outages))
 
 
 def test_a_renewed_authority_is_used_and_certificates_leave_no_files(
@@ -177,6 +201,7 @@ def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None
         ("http://127.0.0.1:1", {"token": "HUNTER2\nb"}, {}),
         ("http://127.0.0.1:1", {"token": "HUNTER2\u2603"}, {}),
         ("https://user:HUNTER2@127.0.0.1:1", {}, {}),
+        ("https://user:HUN/TER2:HUNTER2@127.0.0.1:1", {}, {}),
         (NOWHERE, {}, {"proxy_url": "http://user:HUNTER2@127.0.0.1:1"}),
     ],
 )
@@ -184,5 +209,6 @@ def test_tokens_and_passwords_in_urls_are_not_shown(
     api: Api, tmp_path: Path, server: str, user: Obj, cluster: Obj
 ) -> None:
     operator = api.operator(write_kubeconfig(tmp_path / "config", server, user, **cluster))
-    assert operator.run_pass().outages
-    assert "HUNTER2" not in f"{operator.outages} {operator.cluster.server}"
+    operator.run_pass()
+    assert operator.outages
+    assert "HUNTER2" not in f"{operator.outages} {operator.api.server}"

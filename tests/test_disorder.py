@@ -32,7 +32,7 @@ class Run:
     def __init__(self, seed: int, replicas: int) -> None:
         self.dice = random.Random(seed)
         stored = milvus("y", storage={"size": "1Gi"})
-        self.world = World(milvus(replicas=3), stored, pod("y-2"), workers=1)
+        self.world = World(milvus(replicas=3), stored, pod("y-2"))
         self.operators = [self.world.new_operator() for _ in range(replicas)]
         self.idle = [*self.operators]  # those that make no pass now
         self.share = 0.3 if replicas == 1 else 0.03  # of the requests that fail

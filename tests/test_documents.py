@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Start, eventually, kubeconfig, output_of, settle
+from tests.lib.kit import TOP, Kube, Start, output_of, settle
 
 README = (TOP / "README.md").read_text()
 DOCS = [path.read_text() for path in TOP.glob("docs/*.md")]
@@ -204,46 +203,3 @@ def test_from_python(kube: Kube, command: Start) -> None:
     said = python("-c", code, **environment).splitlines()
     assert said[0] == "milvusdb/milvus:v2.6.25 ['from-python-0']"
     assert said[-1] == "['from-python-0', 'from-python-1']"
-
-
-CACHE = """
-apiVersion: example.com/v1
-kind: Cache
-metadata: {name: c}
-spec: {image: "redis:8", replicas: 2}
-"""
-
-
-def test_make_it_yours(kube: Kube, tmp_path: Path) -> None:
-    """The changes in docs/make-it-yours.md turn it into an operator for another kind."""
-    text = chapter("Another kind")
-    names, kind = blocks("python", text)
-    (commands,) = blocks("sh", text)
-    source = (TOP / "milvus_operator.py").read_text()
-    for line in names.splitlines():
-        left = re.escape(line.partition(" = ")[0])
-        source, found = re.subn(f"^{left} = .*$", line, source, flags=re.M)
-        assert found == 1, left
-    before, _, rest = source.partition("# ---------- The kind")
-    _, core, after = rest.partition("# ---------- The core")
-    operator = tmp_path / "milvus_operator.py"
-    operator.write_text(f"{before}{kind}\n\n{core}{after}")
-    for name in ("crd.yaml", "deploy.yaml"):
-        shutil.copy(TOP / name, tmp_path)
-    output_of("sh", "-ec", commands, cwd=tmp_path)
-    system = "--namespace=cache-operator-system"
-    for name in ("cache-crd.yaml", "cache-deploy.yaml"):
-        kube.kubectl("apply", system, "-f", str(tmp_path / name))
-    kube.kubectl("wait", "--for=condition=Established", "crd/caches.example.com")
-    apply = ("apply", "-f", "-")
-    eventually(lambda: kube.kubectl(*apply, stdin=CACHE), ignoring=(AssertionError,))
-    token = kube.kubectl("create", "token", "cache-operator", system).strip()
-    config = kubeconfig(tmp_path / "kubeconfig", kube.plane, token=token)
-    once = (str(operator), "--once", "-n", kube.ns)
-    # For some seconds, the API server may not know the kind where it checks owners.
-    eventually(lambda: python(*once, KUBECONFIG=config), ignoring=(AssertionError,))
-    kube.ready("c-0", "c-1")
-    python(*once, KUBECONFIG=config)
-    kube.kubectl("wait", "--for=condition=Ready", "cache/c", "--timeout=1s")
-    (container,) = kube.all_pods()["c-1"]["spec"]["containers"]
-    assert container["args"][0] == "redis-server"

@@ -32,7 +32,7 @@ def written(milvus: Obj, there: list[Obj]) -> Obj:
 
 
 def rejected(reason: str) -> Obj:
-    problems = {2: mo.Reason(reason, "why")}
+    problems = {2: mo.Why(reason, "why")}
     status = new_status(milvus(), pods("x-0, x-1"), problems)
     return milvus() | {"status": status}
 

@@ -104,7 +104,9 @@ def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
     world.passes(3)
     assert "y-0" in world.pods()
     assert world.reason("y") == "Reconciled"
-    assert all(line.startswith("milvus test/deep: ") for line in world.warnings)
+    (line,) = world.warnings or ["milvus test/deep: "]
+    left_out = "one of the milvuses in namespace test is nested too deeply: nothing is done about"
+    assert line.startswith(("milvus test/deep: ", left_out))
 
 
 @pytest.mark.parametrize("cut", [2, 40, 150, 1000])

@@ -65,21 +65,21 @@ SETTINGS = {
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",
     "a b~!: é€😀": "a b~!=é€😀",
-    "{a: " * 32 + "}" * 32: ".".join("a" * 32) + "=",
+    "{a: " * 50 + "}" * 50: ".".join("a" * 50) + "=",
     "# a: comment": "",
 }
 
 
 @pytest.mark.parametrize(("text", "settings"), SETTINGS.items())
 def test_what_milvus_spec_means(text: str, settings: str) -> None:
-    found = mo.settings_of(text)
-    assert found is not None
+    found = read(milvus(milvusSpec=text)).settings
     assert " ".join(f"{name}={value}" for name, value in found.items()) == settings
 
 
 @pytest.mark.parametrize("text", ["this is milvus spec", "42", "null", "- a\n- b"])
 def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
-    assert mo.settings_of(text) is None
+    spec = read(milvus(milvusSpec=text))
+    assert (spec.is_text, spec.settings, spec.invalid) == (True, {}, "")
 
 
 # What is wrong with a text: such texts, each after the number of the line that is named.
@@ -97,12 +97,12 @@ INVALID = {
     "a key must be short, printable ASCII text without =": [
         *("2 a: 1\nb=c: 1", "1 é: 1", '1 "a\\nb": 1', '1 "\\x7F": 1', f"1 {'k' * 257}: 1"),
     ],
-    "it has more than 32 levels of nesting": ["1 " + "- " * 10_000],
-    "there are more than 1000 settings": [
-        "1002 k: {}\n" + "\n".join(f"k{i}: v" for i in range(1001))
+    "it is not valid YAML": ["2 a: 1\r\nb: c: d\r\n", "2 a: b\n---\nc: d"],
+    "it is longer than any configuration of Milvus": [
+        *("1 {" + "b," * 10_000 + "}", "1 [" + "[]," * 10_000 + "]"),
+        "1000 " + "\n".join(f"k{i}: v" for i in range(1001)),
     ],
-    "it is not valid YAML": ["2 a: 1\r\nb: c: d\r\n", "2 a: b\n---\nc: d", "1 a: \ud800"],
-    "it ": ['1 a: "\\U00110000"', '1 a: "\\UFFFFFFFF"'],
+    "it ": ['1 a: "\\U00110000"', '1 a: "\\UFFFFFFFF"', "1 a: \ud800", "1 " + "- " * 10_000],
 }
 
 
@@ -169,6 +169,9 @@ OVER_CONTAINER = {
     "resources: {requests: {cpu: 2}}": "resources: {requests: {cpu: 2, memory: 1Gi}}",
     "ports: [{containerPort: 80}]": f"ports: [{PORTS}, {{containerPort: 80}}]",
     "ports: [{name: a, containerPort: 9091}]": f"ports: [{PORTS.replace('metrics', 'a')}]",
+    "ports: [{containerPort: 9091, protocol: UDP}]": (
+        f"ports: [{PORTS}, {{containerPort: 9091, protocol: UDP}}]"
+    ),
     "volumeMounts: [{mountPath: /tmp}]": f"volumeMounts: [{MOUNT}, {{mountPath: /tmp}}]",
     f"volumeMounts: [{OTHER_MOUNT}]": f"volumeMounts: [{OTHER_MOUNT}]",
     "startupProbe: {httpGet: , exec: {}}": f"startupProbe: {{exec: {{}}, {PROBE}}}",

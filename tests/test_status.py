@@ -71,7 +71,7 @@ def test_an_invalid_spec_changes_no_pod() -> None:
     assert world.uids() == before
     assert world.reason(kind="Stalled") == "Invalid"
     assert world.status("x")["readyReplicas"] == 2
-    assert not world.operator.run_once()
+    assert not world.new_operator().run_once()
     world.change("x", milvusSpec=None)
     world.settle()
     assert world.images() == ["milvus:2"] * 2
@@ -88,6 +88,7 @@ def test_a_new_milvus_gets_neither_the_status_nor_the_problem_of_an_earlier_one(
     world.server.when("patch", "milvuses/status", replace, times=1)
     world.passes()
     assert world.status("x") == {"observedGeneration": -1}
+    world.forget()
     world.passes()
     assert world.warnings == []
     assert world.reason(kind="Ready") == "Ready"

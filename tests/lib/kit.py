@@ -17,7 +17,7 @@ import yaml
 
 import milvus_operator as mo
 from local.controlplane import ControlPlane
-from tests.lib.wire import Wire
+from tests.lib.wire import Wire, connected
 from tests.lib.world import milvus, pod
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -56,7 +56,7 @@ class Kube:
         self.plane = plane
         self.ns = namespace
         file = str(plane.kubeconfig())
-        self.api, *_ = mo.connect(file, 32, None)
+        self.api, *_ = mo.connect(file, None, 32)
         self.milvuses = mo.milvuses(self.api)
         self.pods = mo.pods(self.api)
 
@@ -170,20 +170,20 @@ def new_namespace(plane: ControlPlane) -> Iterator[Kube]:
 def new_operator(kube: Kube, **changes: str) -> mo.Operator:
     """An operator with the administrator's kubeconfig, or with these changes in it."""
     file = kubeconfig(kube.plane.folder / f"{kube.ns}.kubeconfig", kube.plane, **changes)
-    cluster = mo.Cluster(lambda context: mo.connect(file, 32, context), timeout=10)
-    return mo.Operator(cluster, [kube.ns], 5, 16)
+    return connected(file, [kube.ns], workers=16)
 
 
 def make_pass(operator: mo.Operator) -> bool:
     """Make one pass; returns whether no list failed and no outage stands."""
-    return not operator.run_pass().outages
+    operator.run_pass()
+    return not operator.outages
 
 
 def settle(operator: mo.Operator) -> None:
     """Make passes until one finds nothing to write."""
     for _ in range(40):
-        this = operator.run_pass()
-        if not this.is_cut and not this.outcomes:
+        done = operator.run_pass()
+        if not done and all(visit.last.versions for visit in operator.all_visits()):
             return
         time.sleep(0.1)  # for the kubelets
     raise AssertionError("there is always more to write")

@@ -27,10 +27,12 @@ def new_metadata(name: str) -> Obj:
 
 
 def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: Any) -> Obj:
-    return {
+    """As in a list that the operator keeps."""
+    found = {
         "metadata": new_metadata(name) | {"generation": 1},
         "spec": {"image": image, "replicas": replicas} | spec,
     }
+    return mo.slim(found, keeps_spec=True)
 
 
 # --- As in the loop ---
@@ -51,16 +53,23 @@ def decided(
     milvus: Obj,
     pods: list[Obj],
     claims: Iterable[Obj] = (),
-    failed: mo.BackOffs = MappingProxyType({}),
+    refused: mo.Refused = MappingProxyType({}),
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return [*mo.decide(milvus, read(milvus), mine, stored, failed)]
+    return [*mo.decide(milvus, read(milvus), mine, stored, refused)]
 
 
-def new_status(milvus: Obj, pods: list[Obj], problems: mo.Problems = MappingProxyType({})) -> Obj:
+def new_status(
+    milvus: Obj,
+    pods: list[Obj],
+    problems: mo.Problems = MappingProxyType({}),
+    claims: Iterable[Obj] = (),
+) -> Obj:
     """The status that is written; `problems` is by ordinal."""
-    return mo.status_of(milvus, read(milvus), named(milvus, pods), problems, NOW)
+    mine = named(milvus, pods)
+    stored = named(milvus, claims, "data-")
+    return mo.status_of(milvus, read(milvus), mine, stored, problems, NOW)
 
 
 # --- Pods ---
@@ -115,7 +124,8 @@ def pods(text: str) -> list[Obj]:
 
 def claim(name: str, size: str = "1Gi", phase: str = "Bound") -> Obj:
     """A claim of our label that asks for this size."""
-    return pod(name) | {
+    found = pod(name) | {
         "spec": {"resources": {"requests": {"storage": size}}},
         "status": {"phase": phase},
     }
+    return mo.slim(found, keeps_spec=True)

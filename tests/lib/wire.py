@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import urllib3
 import yaml
+from kubernetes.client import ApiClient
 
 import milvus_operator as mo
 from tests.lib.front import Obj
@@ -73,6 +74,17 @@ def write_kubeconfig(path: Path, server: str, user: Obj | None = None, **cluster
     return str(path)
 
 
+def connected(file: str, namespaces: list[str | None], workers: int) -> mo.Operator:
+    """An operator that connects as the command does."""
+    first = mo.connect(file, None, 8)
+
+    def reload() -> ApiClient:
+        return mo.connect(file, first.context, 8).client
+
+    api = mo.Api(first.client, reload, mo.Client.renew, timeout=10)
+    return mo.Operator(api, namespaces, 5, mo.start_pool(workers))
+
+
 class Api(Wire):
     """The server in memory on a port: for the command, and an operator that connects as it does."""
 
@@ -86,8 +98,7 @@ class Api(Wire):
         return write_kubeconfig(self.folder / "config", self.url, user, **cluster)
 
     def operator(self, file: str) -> mo.Operator:
-        cluster = mo.Cluster(lambda context: mo.connect(file, 8, context), timeout=10)
-        return mo.Operator(cluster, [NAMESPACE], 5, 4)
+        return connected(file, [NAMESPACE], workers=4)
 
     def tokens(self, operator: mo.Operator) -> set[str]:
         """The tokens of the requests of one pass."""

@@ -5,28 +5,46 @@ world.settle()
 assert world.pods() == ["x-0", "x-1", "x-2"]
 """
 
-import concurrent.futures
-import contextlib
-import gc
 import itertools
 import logging
-import threading
-import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
-from unittest.mock import patch
 
 from prometheus_client import REGISTRY
 
 import milvus_operator as mo
-from tests.lib.front import Obj, Request
+from tests.lib.front import ERRORS, Clock, Obj, Request, Rule
 from tests.lib.judge import OTHERS_IMAGE, image_of
 from tests.lib.server import NAMESPACE, MemoryServer
 
-gc.freeze()  # as the command does: passes collect garbage
 mo.log.setLevel(logging.DEBUG)
-really_wait = concurrent.futures.wait
+
+
+class InOrder(Executor):
+    """A pool of one worker: it carries out each task when it is handed in."""
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future = Future[Any]()
+        future.set_result(task(*arguments, **options))
+        return future
+
+
+class Stopping:
+    """The event that the loop waits on, with the clock of the world: it is set at some time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.end = float("inf")
+
+    def is_set(self) -> bool:
+        return self.clock.now() >= self.end
+
+    def set(self) -> None:
+        self.end = self.clock.now()
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
 
 
 def milvus(name: str = "x", namespace: str | None = None, **spec: Any) -> Obj:
@@ -53,7 +71,7 @@ class World(logging.Handler):
 
     def __init__(self, *objects: Obj, **settings: Any) -> None:
         super().__init__()
-        defaults: Obj = {"namespaces": [NAMESPACE], "interval": 5, "workers": 4}
+        defaults: Obj = {"namespaces": [NAMESPACE], "interval": 5, "pool": InOrder()}
         self.settings = defaults | settings
         self.server = MemoryServer()
         self.clock = self.server.clock
@@ -66,10 +84,17 @@ class World(logging.Handler):
 
     def new_operator(self, dry_run: bool = False) -> mo.Operator:
         """Another replica, or the same after a restart: it remembers nothing."""
-        connection = self.server.client(), NAMESPACE, None
-        now = self.clock.now
-        cluster = mo.Cluster(lambda context: connection, timeout=10, dry_run=dry_run, clock=now)
-        return mo.Operator(cluster, **self.settings)
+        client = self.server.client()
+        api = mo.Api(
+            client,
+            reload=lambda: client,
+            renew=lambda client: None,
+            timeout=10,
+            dry_run=dry_run,
+            clock=self.clock.now,
+            stopping=Stopping(self.clock),  # type: ignore[arg-type]
+        )
+        return mo.Operator(api, **self.settings)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.log.append(record.getMessage())
@@ -102,51 +127,22 @@ class World(logging.Handler):
     def run(self, seconds: float) -> list[float]:
         """Let the loop run for so long; returns when its passes began, from now."""
         start = self.clock.now()
-        cluster = self.operator.cluster
-
-        def sleep(wait: float) -> None:
-            self.clock.advance(wait)
-            cluster.stopping = self.clock.now() >= start + seconds
-
         before = len(self.names("list", "pods"))
-        with patch.object(time, "sleep", sleep):
-            self.operator.run()
-        cluster.stopping = False
+        stopping: Any = self.operator.api.stopping
+        stopping.end = start + seconds
+        self.operator.run()
+        stopping.end = float("inf")
         times = {one.time - start for one in self.requests("list", "pods")[before:]}
         return [round(time, 3) for time in sorted(times)]
 
-    @contextlib.contextmanager
-    def hanging(self, verb: str, resource: str, **fits: Any) -> Iterator[threading.Event]:
-        """Requests that hang, before the server sees them, until the event or the end of the block.
-        Who waits for their tasks waits by the clock."""
-        released = threading.Event()
-        waited_for = set[Future[Any]]()
+    def hang(self, verb: str, resource: str, **fits: Any) -> Rule:
+        """Requests that hang get no answer: they time out, after what the operator grants them."""
 
-        def hang(_: Request) -> None:
-            released.wait(60)
+        def hang(request: Request) -> None:
+            self.clock.advance(10)
+            raise ERRORS["timeout"]()
 
-        def wait(futures: Iterable[Future[Any]], timeout: float = 0) -> Any:
-            """Wait until all are done, or all that are left hang or wait: then the time is over."""
-            waiting = {*futures}
-            waited_for.update(waiting)  # also what hangs since an earlier pass
-            unchanged = 0  # looks: if this process is slow, one look proves nothing
-            while unchanged < 10:
-                result = really_wait(waiting, 0.005)
-                if not result.not_done:
-                    return result
-                is_stuck = sum(map(Future.running, waited_for)) <= rule.hits
-                unchanged = unchanged + 1 if is_stuck else 0
-            self.clock.advance(max(0, timeout))
-            return result
-
-        rule = self.server.when(verb, resource, hang, **fits)
-        with patch.object(mo, "wait", wait):
-            try:
-                yield released
-            finally:
-                self.server.rules.remove(rule)
-                released.set()
-                really_wait(waited_for)
+        return self.server.when(verb, resource, hang, **fits)
 
     def add(self, obj: Obj) -> Obj:
         """Create a Milvus, or a pod of another owner."""
