@@ -624,7 +624,7 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) != spec.template_hash
 
 
-def doomed(spec: Spec, claims: Objs) -> set[int]:
+def held_back(spec: Spec, claims: Objs) -> set[int]:
     """The ordinals whose claims are being deleted: the data goes as soon as the pod does, so such a
     pod is kept, and none is created. Without storage, the claims are somebody else's."""
     if not spec.storage:
@@ -637,8 +637,8 @@ def decide(
 ) -> Iterator[Action]:
     """Everything that should be done about the pods and claims with our names."""
     mine = members(milvus, named)
-    kept = doomed(spec, claims)
-    yield from roll(spec, mine, kept, refused)
+    waiting = held_back(spec, claims)
+    yield from roll(spec, mine, waiting, refused)
     for ordinal, pod in sorted(named.items()):
         if is_ending(pod):
             continue
@@ -648,10 +648,10 @@ def decide(
             continue  # whose pod it is, `create` finds out
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif is_finished(pod) and ordinal not in kept and not is_outdated(pod, spec):
+        elif is_finished(pod) and ordinal not in waiting and not is_outdated(pod, spec):
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
-    waited_for = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*mine, *waited_for, *kept}
+    taken = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
+    not_missing = {*mine, *taken, *waiting}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
@@ -678,7 +678,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
 
 
-def roll(spec: Spec, mine: Objs, kept: set[int], refused: Refused) -> Iterator[Action]:
+def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that may serve, the one with
     the highest ordinal goes, and only if no other pod is unavailable."""
@@ -686,7 +686,7 @@ def roll(spec: Spec, mine: Objs, kept: set[int], refused: Refused) -> Iterator[A
     desired = range(spec.replicas)
     outdated = [o for o in desired if o in present and is_outdated(present[o], spec)]
     budget = 1 - count_unavailable(spec, mine, outdated, refused)
-    for ordinal in sorted({*outdated} - kept, reverse=True):
+    for ordinal in sorted({*outdated} - waiting, reverse=True):
         action = Action("replace", ordinal, mine[ordinal], OUTDATED)
         if not may_serve(mine[ordinal]):
             yield action
@@ -743,7 +743,7 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def why_kept(milvus: Obj, ordinal: int) -> Why:
+def why_held_back(milvus: Obj, ordinal: int) -> Why:
     """Why a pod is neither created nor replaced for the time being."""
     return Why(PENDING, f"its claim {claim_name(milvus, ordinal)} is being deleted, and waited for")
 
@@ -786,7 +786,7 @@ def status_of(
     """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
     mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
-    waits = {ordinal: why_kept(milvus, ordinal) for ordinal in doomed(spec, claims)}
+    waits = {ordinal: why_held_back(milvus, ordinal) for ordinal in held_back(spec, claims)}
     problems = {**waits, **problems}
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
@@ -1050,13 +1050,13 @@ def slim(obj: Obj, keeps_spec: bool) -> Obj:
     memory. A spec that is too large, or nested too deeply to be written again, is left out."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
-    kept = {"metadata": metadata, "status": obj.get("status") or {}}
+    slimmed = {"metadata": metadata, "status": obj.get("status") or {}}
     if keeps_spec and "spec" in obj:
         with suppress(RecursionError):
             text = json.dumps(obj["spec"], ensure_ascii=False)
             if len(text.encode(errors="replace")) <= MAX_SPEC:
-                kept["spec"] = text
-    return kept
+                slimmed["spec"] = text
+    return slimmed
 
 
 class Page(NamedTuple):

@@ -1,0 +1,119 @@
+"""Retries: when something may be tried again. It is told the time, so no test waits."""
+
+from math import inf
+
+import pytest
+
+import milvus_operator as mo
+
+CREATE: mo.Key = ("create", 0)
+RESTART: mo.Key = ("restart", 1)
+STATUS: mo.Key = ("status update", None)
+WHY = mo.Why("Forbidden", "no")
+
+
+def delays(retries: mo.Retries, key: mo.Key, tries: int, problem: mo.Why | None) -> list[float]:
+    """The seconds that are waited after each of so many tries, each as soon as it may be."""
+    found = list[float]()
+    now = 1000.0
+    for _ in range(tries):
+        if problem:
+            retries.failed(key, now, problem)
+        else:
+            retries.done(key, now)
+        until = retries.next(now)
+        found.append(until - now)
+        assert retries.waits(key, until - 0.1)
+        assert not retries.waits(key, until)
+        now = until
+    return found
+
+
+def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_five_minutes() -> None:
+    waits = [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert delays(mo.Retries(), CREATE, 11, WHY) == waits
+
+
+@pytest.mark.parametrize("verb", ["restart", "replace", "adopt", "claim", "grow"])
+def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) -> None:
+    assert delays(mo.Retries(), (verb, 0), 7, None) == [10, 20, 40, 80, 160, 300, 300]
+
+
+@pytest.mark.parametrize("key", [CREATE, ("delete", 0), STATUS])
+def test_what_is_done_once_and_for_all_is_forgotten(key: mo.Key) -> None:
+    retries = mo.Retries()
+    retries.failed(key, 0, WHY)
+    retries.done(key, 1)
+    assert not retries.waits(key, 1)
+    assert not retries.problems()
+    assert retries.next(0) == inf
+    retries.failed(key, 2, WHY)
+    assert retries.next(2) == 3, "it starts anew"
+
+
+def test_each_waits_on_its_own() -> None:
+    retries = mo.Retries()
+    retries.failed(CREATE, 0, WHY)
+    retries.failed(CREATE, 1, WHY)
+    retries.failed(("create", 1), 1, WHY)
+    assert retries.waits(CREATE, 2.5)
+    assert not retries.waits(("create", 1), 2.5)
+    assert not retries.waits(("delete", 0), 2.5)
+    assert [retries.next(now) for now in (1, 2, 3)] == [2, 3, inf]
+
+
+def test_what_is_no_longer_to_do_is_forgotten_and_what_was_done_after_ten_quiet_minutes() -> None:
+    retries = mo.Retries()
+    retries.failed(CREATE, 0, WHY)
+    retries.done(RESTART, 0)
+    retries.keep_only({STATUS}, 0)
+    assert not retries.waits(CREATE, 0)
+    assert retries.waits(RESTART, 0), "it may have to be done again"
+    retries.keep_only(set(), 599)
+    retries.done(RESTART, 599)
+    assert retries.next(599) == 599 + 20
+    retries.keep_only(set(), 599 + 600)
+    retries.done(RESTART, 1200)
+    assert retries.next(1200) == 1200 + 10
+
+
+def test_of_two_problems_of_one_pod_always_the_same_one_is_told() -> None:
+    one, two, three = (mo.Why("Invalid", text) for text in ("one", "two", "three"))
+    for first, second in ((("claim", 0), ("create", 0)), (("create", 0), ("claim", 0))):
+        retries = mo.Retries()
+        retries.failed(first, 0, one if first[0] == "claim" else two)
+        retries.failed(second, 0, one if second[0] == "claim" else two)
+        retries.failed(STATUS, 0, three)
+        assert retries.problems() == {0: one}
+
+
+def test_what_was_refused_counts_as_long_as_it_waits_and_what_got_lost_never() -> None:
+    """Of what got lost, nobody knows whether it was done."""
+    retries = mo.Retries()
+    retries.failed(CREATE, 0, WHY, is_refused=True)
+    retries.failed(("replace", 1), 0, WHY)
+    assert retries.refused(0.9) == {CREATE: "Forbidden"}
+    assert retries.refused(1) == {}
+
+
+def test_a_pending_problem_is_no_failure() -> None:
+    retries = mo.Retries()
+    assert not retries.has_failed(STATUS)
+    retries.failed(STATUS, 0, mo.Why("Pending", "the list was old"))
+    assert not retries.has_failed(STATUS)
+    retries.failed(STATUS, 1, WHY)
+    assert retries.has_failed(STATUS)
+    retries.done(STATUS, 2)
+    assert not retries.has_failed(STATUS)
+
+
+def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None:
+    retries = mo.Retries(tries_once=True)
+    retries.failed(CREATE, 0, WHY, is_refused=True)
+    retries.done(("create", 1), 0)
+    retries.done(RESTART, 0)
+    retries.done(STATUS, 0)
+    for key in (CREATE, ("create", 1), RESTART):
+        assert retries.waits(key, 1e9)
+    assert not retries.waits(STATUS, 0)
+    assert retries.refused(1e9) == {CREATE: "Forbidden"}
