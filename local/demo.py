@@ -34,7 +34,7 @@ TABLE = ("get", "mi,pods")
 GOOD = r"\b(Ready|Running)\b"
 PASSING = r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b"
 IMAGE = "milvusdb/milvus:v2.6.25"
-SETTING = {"name": "proxy.maxNameLength", "value": "300"}
+SETTING = {"name": "proxy.maxnamelength", "value": "300"}
 
 
 def is_ready(pod: dict[str, Any]) -> bool:

@@ -76,7 +76,8 @@ def test_what_kubectl_shows_and_scales(kube: Kube, operator: mo.Operator) -> Non
 # --- What the API server does with pods ---
 REJECTED = {
     "size": ("storage: {size: '0'}", "must be greater than zero"),
-    "shape": ("pod: {spec: {containers: text}}", "cannot be handled as a Pod"),
+    "shape": ("pod: {spec: {dnsPolicy: [a]}}", "cannot be handled as a Pod"),
+    "slip": ("pod: {spec: {containers: text}}", "spec.pod.spec.containers must be a list"),
     "denied": ("pod: {spec: {serviceAccountName: a}}", 'serviceaccount "a" not found'),
     # A user's words that must not pass for those of the API server.
     "quoted": ("pod: {spec: {dnsPolicy: 'exceeded quota: a'}}", "exceeded quota: a"),

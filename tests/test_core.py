@@ -21,7 +21,7 @@ ACTIONS = {
     "4: x-0, x-2 starting": "create x-1, create x-3",
     "1: x-0, x-1 failed, x-2 ending, x-3": "delete x-1, delete x-3",
     "2: x-0 ending, x-1 failed ending": "",
-    "2: x-0 failed old, x-1 succeeded": "replace x-0, restart x-1",
+    "2: x-0 failed old, x-1 succeeded": "restart x-0, restart x-1",
     # Whose pods they are.
     "1: x-0, x-1 of-web, x-2 of-y": "",
     "1: x-0 unmanaged": "",
@@ -247,6 +247,11 @@ REASONS = {
     f"conditions: [{GATED}, {UNSCHEDULED}]": "Full: none",
     f"conditions: [{GATED}, {{type: PodScheduled, status: 'True', reason: A}}]": "Gate: shut",
     "conditions: [{type: Ready, status: Unknown, reason: Lost, message: gone}]": "Lost: gone",
+    # Its node fell silent: nobody says why.
+    "{phase: Running, conditions: [{type: Ready, status: 'False'}]}": "NotReady: NotReady",
+    "{phase: Running, containerStatuses: [{ready: true, state: {running: {}}}]}": (
+        "NotReady: NotReady"
+    ),
 }
 
 
@@ -258,6 +263,31 @@ def test_ready_uses_the_pods_own_words(status: str, expected: str) -> None:
     found = {"Ready": ready, "Reconciled": f"True Reconciled: {mo.MATCHING}"}
     for one in (unready, mo.slim(unready, keeps_spec=False)):
         assert conditions(milvus(2), [pod("x-0"), one]) == found
+
+
+def test_the_finalizers_that_hold_a_pod_are_named() -> None:
+    held = pod("x-0", "ending")
+    assert conditions(milvus(1), [held])["Ready"].endswith("; x-0: Terminating")
+    held["metadata"]["finalizers"] = ["example.com/backup", "example.com/hold"]
+    ready = conditions(milvus(1), [held])["Ready"]
+    assert ready.startswith("False Terminating: ")
+    names = "example.com/backup, example.com/hold"
+    assert ready.endswith(f"; x-0: its finalizers have not been removed: {names}")
+
+
+def test_with_on_delete_outdated_pods_stay_and_ready_does_not_wait_for_them() -> None:
+    stored = milvus(4, storage=STORED, updateStrategy={"type": "OnDelete"})
+    claims = [claim(f"data-x-{ordinal}") for ordinal in range(6)]
+    there = pods("x-0 old, x-1 old starting, x-2 old failed, x-5 old")
+    actions = decided(stored, there, claims)
+    done = sorted(f"{action.verb} {action.ordinal}" for action in actions)
+    assert done == ["create 3", "delete 5", "grow 0", "grow 1", "grow 2", "grow 3", "restart 2"]
+    assert conditions(milvus(2, updateStrategy={"type": "OnDelete"}), pods("x-0 old, x-1")) == {
+        "Ready": "True Ready: 2 of 2 pods are ready, 1 of them outdated until somebody deletes them",
+        "Reconciled": f"True Reconciled: {mo.MATCHING}",
+    }
+    rolling = milvus(2, updateStrategy={"type": "RollingUpdate"})
+    assert [action.key for action in decided(rolling, pods("x-0 old, x-1"))] == [("replace", 0)]
 
 
 UNREADY = yaml.safe_load("conditions: [{type: Ready, status: 'False', reason: ContainersNotReady}]")

@@ -38,7 +38,8 @@ def test_the_pod_at_a_glance() -> None:
           labels: {{app.kubernetes.io/name: milvus, app.kubernetes.io/instance: x,
             app.kubernetes.io/managed-by: milvus-polling-operator,
             apps.kubernetes.io/pod-index: "7", team: search}}
-          annotations: {{zilliz.com/template-hash: "5758def771d788f1"}}
+          annotations: {{zilliz.com/template-hash: "5758def771d788f1",
+            zilliz.com/etcd-config: {mo.ETCD_CONFIG!r}}}
           ownerReferences: [{{apiVersion: zilliz.com/v1, kind: Milvus, name: x, uid: uid-of-x,
             controller: true, blockOwnerDeletion: true}}]
         spec:
@@ -61,11 +62,19 @@ SETTINGS = {
     "proxy: {a: 255}\nmilvus.b: 1": "proxy.a=255 milvus.b=1",
     "a: {b: {c: 1, d: 2}, e: 3}": "a.b.c=1 a.b.d=2 a.e=3",
     "a: {list: [1, two, 3.0]}\nb: []": "a.list=1,two,3.0 b=",
-    "a: off\nb: 0777\nc: 1e3\nd:": "a=off b=0777 c=1e3 d=",
+    "a: off\nb: 0777\nc: 1e3": "a=off b=0777 c=1e3",
+    # As Python's yaml.safe_dump writes None, and as people do; text only if it is quoted.
+    "a: null\nb: ~\nc:\nd: {e: Null, f: NULL}": "",
+    "a: 'null'\nb: \"~\"\nc: ''\nd: nulls": "a=null b=~ c= d=nulls",
+    # Milvus looks groups up in lower case.
+    "proxy: {accessLog: {formatters: {mine: {format: $method}}}}": (
+        "proxy.accesslog.formatters.mine.format=$method"
+    ),
+    "MILVUS_CONF_QuotaAndLimits.dml.enabled: x": "quotaandlimits.dml.enabled=x",
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",
     "a b~!: é€😀": "a b~!=é€😀",
-    "{a: " * 50 + "}" * 50: ".".join("a" * 50) + "=",
+    "{a: " * 50 + "1" + "}" * 50: ".".join("a" * 50) + "=1",
     "# a: comment": "",
 }
 
@@ -135,7 +144,8 @@ def test_a_users_setting_replaces_ours_however_it_is_spelled(name: str) -> None:
     expected = dict(mo.DEFAULTS)
     if name in OURS.split():
         del expected["COMMON_STORAGETYPE"]
-    assert environment(new_pod(milvusSpec=f"{name}: minio")) == expected | {name: "minio"}
+    sent = name.removeprefix("MILVUS_CONF_").lower()
+    assert environment(new_pod(milvusSpec=f"{name}: minio")) == expected | {sent: "minio"}
     variable = {"name": name, "valueFrom": SECRET}
     over = {"name": "milvus", "env": [variable]}
     made = new_pod(pod={"spec": {"containers": [over]}})
@@ -150,9 +160,15 @@ def test_a_value_reaches_the_server_as_it_is_written(value: str) -> None:
 
 
 # --- spec.pod ---
-DATA = "{name: data, emptyDir: {}}"
+FILE = (
+    "{path: etcd.yaml, fieldRef: {fieldPath: \"metadata.annotations['zilliz.com/etcd-config']\"}}"
+)
+DATA = (
+    f"{{name: data, emptyDir: {{}}}}, {{name: operator-config, downwardAPI: {{items: [{FILE}]}}}}"
+)
 PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 9091}"
-MOUNT = "{name: data, mountPath: /var/lib/milvus}"
+FILE_MOUNT = "{name: operator-config, mountPath: /etc/milvus-polling-operator, readOnly: true}"
+MOUNT = f"{{name: data, mountPath: /var/lib/milvus}}, {FILE_MOUNT}"
 OTHER_MOUNT = "{name: a, mountPath: /var/lib/milvus}"
 HEALTHZ = "httpGet: {path: /healthz, port: 9091}"
 PROBE = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
@@ -161,19 +177,32 @@ OVER_POD = {
     "subdomain: null": "subdomain: null",
     "securityContext: {runAsUser: 5}": "securityContext: {fsGroup: 999, runAsUser: 5}",
     "volumes: [{name: a}]": f"volumes: [{DATA}, {{name: a}}]",
-    "volumes: [{name: data, hostPath: {}}]": "volumes: [{name: data, hostPath: {}}]",
-    "volumes: text": "volumes: text",  # for the API server to reject
+    "volumes: [{name: data, hostPath: {}}]": (
+        f"volumes: [{DATA.partition('}, ')[2]}, {{name: data, hostPath: {{}}}}]"
+    ),
+    "serviceAccountName: app": "{serviceAccountName: app, automountServiceAccountToken: null}",
+    "{serviceAccountName: a, automountServiceAccountToken: false}": "serviceAccountName: a",
 }
 OVER_CONTAINER = {
     "{image: mine:2, args: []}": "{image: mine:2, args: []}",
-    "resources: {requests: {cpu: 2}}": "resources: {requests: {cpu: 2, memory: 1Gi}}",
+    # What is asked for in part is not completed by a default that changes what it means.
+    "resources: {limits: {cpu: 2, memory: 512Mi}}": "resources: {limits: {cpu: 2, memory: 512Mi}}",
+    "resources: {requests: {cpu: 2}}": "resources: {requests: {cpu: 2}}",
+    "resources: null": "resources: null",
+    "livenessProbe: {httpGet: {path: /livez, port: 9091}}": (
+        "livenessProbe: {httpGet: {path: /livez, port: 9091}, timeoutSeconds: 5, periodSeconds: 15}"
+    ),
+    "startupProbe: {grpc: {port: 1}, failureThreshold: 9}": (
+        "startupProbe: {grpc: {port: 1}, timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 9}"
+    ),
+    "livenessProbe: {tcpSocket: null}": "livenessProbe: {timeoutSeconds: 5, periodSeconds: 15}",
     "ports: [{containerPort: 80}]": f"ports: [{PORTS}, {{containerPort: 80}}]",
     "ports: [{name: a, containerPort: 9091}]": f"ports: [{PORTS.replace('metrics', 'a')}]",
     "ports: [{containerPort: 9091, protocol: UDP}]": (
         f"ports: [{PORTS}, {{containerPort: 9091, protocol: UDP}}]"
     ),
     "volumeMounts: [{mountPath: /tmp}]": f"volumeMounts: [{MOUNT}, {{mountPath: /tmp}}]",
-    f"volumeMounts: [{OTHER_MOUNT}]": f"volumeMounts: [{OTHER_MOUNT}]",
+    f"volumeMounts: [{OTHER_MOUNT}]": f"volumeMounts: [{FILE_MOUNT}, {OTHER_MOUNT}]",
     "startupProbe: {httpGet: , exec: {}}": f"startupProbe: {{exec: {{}}, {PROBE}}}",
     "livenessProbe: null": "livenessProbe: null",
 }
@@ -212,8 +241,84 @@ def test_labels_and_annotations_are_added_and_ours_stay() -> None:
     fingerprint = read(milvus(pod={"metadata": over})).template_hash
     expected = new_pod()["metadata"]
     expected["labels"]["own"] = "1"
-    expected["annotations"] = {mo.TEMPLATE_HASH: fingerprint, "own": "1"}
+    expected["annotations"] |= {mo.TEMPLATE_HASH: fingerprint, "own": "1"}
     assert new_pod(pod={"metadata": over})["metadata"] == expected
+
+
+# What is of the wrong shape in spec.pod: the path that is named.
+SLIPS = {
+    "metadata: [a]": "spec.pod.metadata must be a mapping",
+    "metadata: {labels: text}": "spec.pod.metadata.labels must be a mapping",
+    "spec: []": "spec.pod.spec must be a mapping",
+    "spec: {volumes: text}": "spec.pod.spec.volumes must be a list",
+    "spec: {containers: {name: milvus}}": "spec.pod.spec.containers must be a list",
+    "spec: {containers: [{name: a}, sidecar]}": "spec.pod.spec.containers[1] must be a mapping",
+    "spec: {volumes: [null]}": "spec.pod.spec.volumes[0] must be a mapping",
+    "spec: {containers: [{name: milvus, env: [A=1]}]}": (
+        "spec.pod.spec.containers[0].env[0] must be a mapping"
+    ),
+    "spec: {containers: [{name: milvus, startupProbe: 5}]}": (
+        "spec.pod.spec.containers[0].startupProbe must be a mapping"
+    ),
+    "spec: {securityContext: 999}": "spec.pod.spec.securityContext must be a mapping",
+}
+
+
+@pytest.mark.parametrize(("over", "message"), SLIPS.items())
+def test_a_slip_in_the_shape_is_told_with_its_path(over: str, message: str) -> None:
+    assert read(milvus(pod=yaml.safe_load(over))).invalid == message
+
+
+# --- What is named must be used ---
+def invalid(settings: str = "", env: str = "[]") -> str:
+    """What is wrong with these settings, beside these variables."""
+    container = {"name": "milvus", "env": yaml.safe_load(env)}
+    pod = {"spec": {"containers": [container]}}
+    return read(milvus(milvusSpec=settings, pod=pod)).invalid
+
+
+UNUSED = {
+    "MINIO_ADDRESS: x": "minio",
+    "milvus.minio: {bucketName: b}": "minio",
+    "minio: {accessKeyID: a}\ncommon.storageType: LOCAL": "minio",
+    "etcd: {endpoints: [a:2379, b:2379]}": "etcd.endpoints",
+    "etcd.endpoints: a\nETCD_USE_EMBED: true": "etcd.endpoints",
+    "kafka.brokerList: a": "kafka",
+    "mq: {type: pulsar}\nkafka: {brokerList: a}": "kafka",
+    "MILVUS_CONF_PULSAR_ADDRESS: a": "pulsar",
+    "woodpecker: {storage: {type: local}}": "woodpecker",
+}
+
+
+@pytest.mark.parametrize(("settings", "part"), UNUSED.items())
+def test_a_part_that_is_named_but_not_used_is_invalid(settings: str, part: str) -> None:
+    """Otherwise its owner would think that the data lies there."""
+    decider = mo.PARTS[part][0]
+    expected = f"{part} is set, but it is not used: set {decider} to "
+    assert invalid(settings).startswith(expected)
+    assert invalid(env="[{name: Minio.UseSSL, value: 'x'}]").startswith("minio is set, but it")
+
+
+@pytest.mark.parametrize(
+    ("settings", "env"),
+    [
+        ("minio: {address: a}\ncommon: {storageType: minio}", "[]"),
+        ("minio: {address: a}\nCOMMON_STORAGETYPE: Remote", "[]"),
+        ("minio.address: a", "[{name: COMMON_STORAGETYPE, value: opendal}]"),
+        ("minio.address: a", "[{name: common.storageType, valueFrom: {secretKeyRef: {}}}]"),
+        ("common.storageType: remote", "[{name: MINIO_SECRET_ACCESS_KEY, valueFrom: {}}]"),
+        ("etcd: {endpoints: [a], use: {embed: false}}", "[]"),
+        ("etcd.endpoints: a", "[{name: ETCD_USE_EMBED, value: 'false'}]"),
+        ("kafka.brokerList: a", "[{name: MQ_TYPE, value: kafka}]"),
+        ("pulsar: {address: a}\nmq: {type: pulsar}", "[]"),
+        ("woodpecker: {a: b}\nmq.type: woodpecker", "[]"),
+        ("rocksmq: {retentionSizeInMB: 1}\netcd: {rootPath: a}\nlocalStorage.path: /x", "[]"),
+        ("minio: {address: null}\nkafka: {brokerList: ~}", "[]"),
+    ],
+)
+def test_a_part_that_is_used_is_not(settings: str, env: str) -> None:
+    """Wherever the deciding setting is; what a Secret decides, nobody here knows."""
+    assert invalid(settings, env) == ""
 
 
 # --- The claim ---
@@ -221,7 +326,7 @@ def test_each_pod_has_a_claim_of_its_own() -> None:
     """With no label that other tools delete by, and no owner. The size 0 is a size, too."""
     stored = milvus(storage={"size": 0, "storageClassName": ""})
     made = mo.new_pod(stored, read(stored), 3)
-    (volume,) = made["spec"]["volumes"]
+    volume, _ = made["spec"]["volumes"]
     assert volume["persistentVolumeClaim"] == {"claimName": "data-x-3"}
     assert mo.new_claim(stored, read(stored), 3) == yaml.safe_load("""
         apiVersion: v1
