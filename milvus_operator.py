@@ -34,6 +34,7 @@ import tempfile
 import threading
 import time
 import traceback
+import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -1829,6 +1830,8 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         text = without_secrets(str(error))
     except OSError as error:  # the name of a file may be a token that was put in its place
         text = f"it, or a file that it names (tokenFile …), cannot be read: {error.strerror}"
+    except ImportError as error:
+        text = f"it needs the Python module {error.name}, which is not installed"
     except Exception as error:  # a malformed file may raise anything in the loader
         text = f"it is not valid ({type(error).__name__})"
     raise Unusable(f"cannot use the kubeconfig {file}: {text}")
@@ -1873,6 +1876,7 @@ class Client(ApiClient):
     def __init__(self, configuration: Configuration) -> None:
         # The next pass is the retry; urllib3's own would multiply the timeout.
         configuration.retries = False
+        self.use_proxy(configuration)
         super().__init__(configuration)
         self.user_agent = f"{MANAGER}/{__version__}"
         # Decrypting the lists is much of a quiet pass: this saves 43 % of its CPU time.
@@ -1882,6 +1886,17 @@ class Client(ApiClient):
         self.use_tls(configuration)
         self.hook = configuration.refresh_api_key_hook
         self.renew()
+
+    def use_proxy(self, configuration: Configuration) -> None:
+        """As kubectl: a password in the URL is sent to the proxy, which the client would not do;
+        and a SOCKS proxy resolves the name of the server."""
+        url = configuration.proxy or ""
+        proxy = urllib3.util.parse_url(url)
+        if proxy.scheme == "socks5":
+            configuration.proxy = url.replace("socks5", "socks5h", 1)
+        elif proxy.auth:
+            auth = urllib.parse.unquote(proxy.auth)
+            configuration.proxy_headers = urllib3.make_headers(proxy_basic_auth=auth)
 
     def use_tls(self, configuration: Configuration) -> None:
         """Certificates of older clusters do not pass the check VERIFY_X509_STRICT, which Python

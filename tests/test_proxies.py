@@ -1,0 +1,77 @@
+"""Proxies, as kubectl uses them."""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import milvus_operator as mo
+from tests.lib.proxies import HttpProxy, SocksProxy
+from tests.lib.wire import Api, connected, write_kubeconfig
+from tests.lib.world import milvus
+
+pytestmark = pytest.mark.platform
+
+
+@pytest.fixture(autouse=True)
+def by_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to this machine."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def lists(file: str) -> bool:
+    """Whether an operator with this kubeconfig can list everything."""
+    operator = connected(file, ["test"], workers=1)
+    operator.run_pass()
+    assert "HUNTER2" not in str(operator.outages)
+    return not operator.outages
+
+
+@pytest.mark.parametrize(
+    ("login", "written"),
+    [("me:HUNTER2", "me:HUNTER2"), ("a b:HUNTER2@/:%", "a%20b:HUNTER2%40%2F%3A%25")],
+)
+def test_a_password_in_the_url_is_sent_to_the_proxy(
+    api: Api, tmp_path: Path, login: str, written: str
+) -> None:
+    api.world.add(milvus("x", replicas=0))
+    with closing(api):
+        proxy = HttpProxy(api.url, login)
+        url = f"http://{written}@127.0.0.1:{proxy.server_port}"
+        file = write_kubeconfig(tmp_path / "a", "http://api.example", proxy_url=url)
+        lists(file)  # it can write no status: this proxy only reads
+        assert len(proxy.passed) == 3
+        wrong = url.replace("HUNTER2", "HUNTER2x")
+        assert not lists(write_kubeconfig(tmp_path / "b", "http://api.example", proxy_url=wrong))
+        assert len(proxy.passed) == 3
+        proxy.shutdown()
+        proxy.server_close()
+
+
+@pytest.mark.parametrize("login", ["", "me:HUNTER2"])
+def test_a_socks_proxy_resolves_the_name_of_the_server(
+    api: Api, tmp_path: Path, login: str
+) -> None:
+    proxy = SocksProxy(api.server_port, login)
+    before = f"{login}@" if login else ""
+    url = f"socks5://{before}127.0.0.1:{proxy.server_address[1]}"
+    file = write_kubeconfig(tmp_path / "a", "http://api.example", proxy_url=url)
+    assert lists(file)
+    assert {*proxy.asked} == {"api.example"}
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def test_a_module_that_is_missing_is_named_and_the_kubeconfig_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "socks", None)
+    monkeypatch.delitem(sys.modules, "urllib3.contrib.socks", raising=False)
+    file = write_kubeconfig(tmp_path / "a", "http://a", proxy_url="socks5://127.0.0.1:1")
+    with (
+        pytest.warns(match="SOCKS support"),
+        pytest.raises(mo.Unusable, match="it needs the Python module socks, which is not"),
+    ):
+        mo.connect(file, None, 1)
