@@ -170,10 +170,6 @@ def written(milvus: Obj) -> tuple[str, int]:
     return uid_of(milvus), milvus["metadata"]["generation"]
 
 
-def labels_of(obj: Obj) -> Obj:
-    return obj["metadata"].get("labels") or {}
-
-
 def controller_of(obj: Obj) -> Obj:
     """The owner reference whose `controller` is true (at most one), or an empty mapping."""
     owners = obj["metadata"].get("ownerReferences") or []
@@ -357,6 +353,13 @@ def canonical(name: str) -> str:
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
+def as_variable(name: str) -> str:
+    """The variable that sets what this name would set in milvus.yaml. Milvus looks up groups, such
+    as proxy.accessLog.formatters.*, in lower case; but those of knowhere by their case."""
+    name = name.removeprefix("MILVUS_CONF_")  # which 2.3 does not know
+    return name if name.startswith("knowhere.") else name.lower()
+
+
 # --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
 def invalid_at(mark: Any, text: str) -> Invalid:
     """An error at a mark of the YAML parser; None: at the start."""
@@ -421,8 +424,8 @@ def scalars(events: Iterator[Any]) -> Iterator[str]:
 
 
 def settings_of(events: list[Any]) -> dict[str, str]:
-    """The settings of the mapping that these events describe, by dotted name in lower case: Milvus
-    looks some of them up that way. Raises Invalid."""
+    """The settings of the mapping that these events describe, by the names of their variables.
+    Raises Invalid."""
     values: dict[str, str] = {}
     lines: dict[str, int] = {}  # of each setting, by its canonical name
     for name, value, mark in flatten(iter(events[1:])):
@@ -433,8 +436,7 @@ def settings_of(events: list[Any]) -> dict[str, str]:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
         if not VARIABLE.fullmatch(name):
             raise invalid_at(mark, "a key must be short, printable ASCII text without =")
-        # Milvus drops this prefix, too, but only in capitals, and 2.3 does not know it.
-        values[name.removeprefix("MILVUS_CONF_").lower()] = value
+        values[as_variable(name)] = value
         lines[key] = mark.line + 1
     return values
 
@@ -518,6 +520,9 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     volume: Obj = {"emptyDir": {}}
     if spec.storage:
         volume = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
+    # An annotation of the pod as a file: so it takes no other object.
+    etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
+    config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
     generated: Obj = {
         "metadata": {"labels": {}, "annotations": {}},
         "spec": {
@@ -527,7 +532,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "containers": [new_container(spec.image, spec.settings)],
             "hostname": pod_name(milvus, ordinal),
             "subdomain": name_of(milvus),
-            "volumes": [{"name": "data"} | volume, annotation_as_file(ETCD_ANNOTATION, ETCD_FILE)],
+            "volumes": [{"name": "data"} | volume, {"name": CONFIG_VOLUME, "downwardAPI": config}],
         },
     }
     over = pick(spec.pod, ("metadata", "spec"))
@@ -548,13 +553,6 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "metadata": overlay(theirs, ours),  # ours wins
         "spec": merged["spec"],
     }
-
-
-def annotation_as_file(annotation: str, file: str) -> Obj:
-    """A volume with an annotation of the pod as a file: so it takes no other object."""
-    field_path = f"metadata.annotations['{annotation}']"
-    items = [{"path": file, "fieldRef": {"fieldPath": field_path}}]
-    return {"name": CONFIG_VOLUME, "downwardAPI": {"items": items}}
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -644,8 +642,9 @@ def check_parts(pod: Obj) -> None:
     for container in pod["spec"].get("containers") or []:
         if container.get("name") == CONTAINER:
             variables = container.get("env") or []
+    ours = environment({})
     values = {identity("env", item): item.get("value") for item in variables}
-    theirs = {identity("env", item) for item in variables if item not in environment({})}
+    theirs = {identity("env", item) for item in variables if item not in ours}
     for part, (decider, used_with) in PARTS.items():
         value = values.get(canonical(decider))  # None: it comes from a Secret, for example
         is_used = value is None or str(value).lower() in used_with
@@ -696,7 +695,8 @@ def members(milvus: Obj, named: Objs) -> Objs:
 
 
 def has_our_labels(milvus: Obj, pod: Obj) -> bool:
-    return selector_of(milvus).items() <= labels_of(pod).items()
+    labels = pod["metadata"].get("labels") or {}
+    return selector_of(milvus).items() <= labels.items()
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
@@ -828,11 +828,6 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def why_held_back(milvus: Obj, ordinal: int) -> Why:
-    """Why a pod is neither created nor replaced for the time being."""
-    return Why(PENDING, f"its claim {claim_name(milvus, ordinal)} is being deleted, and waited for")
-
-
 def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
@@ -876,8 +871,9 @@ def status_of(
     """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
     mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
-    waits = {ordinal: why_held_back(milvus, ordinal) for ordinal in held_back(spec, claims)}
-    problems = {**waits, **problems}
+    for ordinal in held_back(spec, claims):
+        text = f"its claim {claim_name(milvus, ordinal)} is being deleted, and waited for"
+        problems = {ordinal: Why(PENDING, text), **problems}
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
@@ -982,8 +978,7 @@ class Retries:
 
     def done(self, key: Key, now: float) -> None:
         verb, ordinal = key
-        may_repeat = verb in self.PACED or (self.tries_once and ordinal is not None)
-        if may_repeat:
+        if verb in self.PACED or (self.tries_once and ordinal is not None):
             self.last[key] = Retry(now, self.delay(key, FIRST_PACE))
         else:
             self.last.pop(key, None)
@@ -1059,15 +1054,9 @@ class ApiError(Exception):
     status_reason: str = ""  # the `reason` of the server's Status object
     is_stale: bool = False  # something has changed since it was listed: the next pass knows better
     is_lost: bool = False  # no answer, or "later": a write may still take effect
-    is_login: bool = False  # the server rejects the credentials, or TLS fails
 
     def __str__(self) -> str:
         return self.why.message
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether it is sure that nothing was done, and that it will not be done for a while."""
-        return not self.is_lost and self.why.reason != PENDING
 
     @property
     def meets_all(self) -> bool:
@@ -1079,12 +1068,15 @@ QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
 NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
 
 
-def no_answer(text: str, is_login: bool = False) -> ApiError:
-    return ApiError(Why(API_ERROR, text), is_lost=True, is_login=is_login)
+def no_answer(text: str) -> ApiError:
+    message = " ".join(without_secrets(text).split())
+    return ApiError(Why(API_ERROR, message[:1000]), is_lost=True)
 
 
 def rejection(error: ApiException) -> ApiError:
     """From a response, whose body is a Status object if the API server wrote it."""
+    if not error.status:  # TLS has failed
+        return no_answer(str(error.reason))
     status: Obj = {}
     with suppress(ValueError, TypeError, RecursionError):
         status = dict(json.loads(error.body or "{}"))
@@ -1108,7 +1100,6 @@ def rejection(error: ApiException) -> ApiError:
         status_reason=status_reason,
         is_stale=is_stale,
         is_lost=code == 429 or is_failure,
-        is_login=code == 401,
     )
 
 
@@ -1149,23 +1140,14 @@ def slim(obj: Obj, keeps_spec: bool) -> Obj:
     return slimmed
 
 
-class Page(NamedTuple):
-    """A part of a list."""
-
-    digest: bytes  # of its items
-    items: bytes  # as JSON
-    token: str  # of the next page; empty: it is the last one
-
-
-def read_page(body: bytes) -> Page:
-    """Split a page, without parsing its items."""
+def split_page(body: bytes) -> tuple[bytes, str]:
+    """The items of a page, as JSON, and the token of the next one; empty: it is the last one."""
     found = ITEMS.search(body)
     if not found:
         raise no_answer(NOT_KUBERNETES)
     start, end = found.span(1)
-    items = body[start:end]
     rest = parse(body[:start] + b"[]" + body[end:])
-    return Page(hashlib.blake2b(items).digest(), items, rest["metadata"].get("continue", ""))
+    return body[start:end], rest["metadata"].get("continue", "")
 
 
 def parse(body: bytes) -> Any:
@@ -1210,8 +1192,8 @@ class Api:
         ]
 
     def log_in(self) -> None:
-        """Before each pass: load the configuration anew if the server has rejected it, and renew
-        the token if it has expired. Raises Unusable."""
+        """Before each pass: load the configuration anew if a list was not answered or the server
+        has rejected the credentials, and renew a token that has expired. Raises Unusable."""
         if self.is_rejected:
             self.use(self.reload())
         self.renew(self.client)
@@ -1233,19 +1215,20 @@ class Api:
             if limit > 1 and len(body) > PAGE_BYTES:
                 limit = max(1, limit // 4)
                 continue
-            page = read_page(body)
-            objects = known.get(page.digest)
+            items, following = split_page(body)
+            digest = hashlib.blake2b(items).digest()
+            objects = known.get(digest)
             if objects is None:
                 with suppress(RecursionError):
-                    objects = [slim(obj, listing.keeps_spec) for obj in parse(page.items)]
+                    objects = [slim(obj, listing.keeps_spec) for obj in parse(items)]
             if objects is None and limit > 1:
                 limit = max(1, limit // 4)
                 continue
             if objects is None:
                 what = f"one of the {listing.resource.name} in {scope(namespace)}"
                 log.warning("%s is nested too deeply: nothing is done about it", what)
-            pages[page.digest] = objects or []
-            token = page.token
+            pages[digest] = objects or []
+            token = following
             if not token:
                 break
             limit = min(2 * limit, PAGE)
@@ -1286,22 +1269,15 @@ class Api:
             response.close()
             return body
         except ApiException as error:
-            if error.status:
-                raise rejection(error) from None
-            raise no_answer(without_secrets(str(error.reason)), is_login=True) from None
+            raise rejection(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise no_answer(without_secrets(f"{type(error).__name__}: {error}")) from None
+            raise no_answer(f"{type(error).__name__}: {error}") from None
         finally:
             self.progressed = self.clock()
 
-    def find(self, resource: Resource, obj: Obj) -> Obj:
-        """The object of that name, or an empty mapping."""
-        try:
-            return dict(parse(self.request("get", resource, obj["metadata"])))
-        except ApiError as error:
-            if error.code == 404:
-                return {}
-            raise
+    def get(self, resource: Resource, obj: Obj) -> Obj:
+        """The object of that name."""
+        return dict(parse(self.request("get", resource, obj["metadata"])))
 
     def create(self, resource: Resource, obj: Obj, **options: Any) -> None:
         """Create an object. The server rejects a misspelled field instead of dropping it."""
@@ -1368,10 +1344,8 @@ def timestamp(precision: str = "seconds") -> str:
 # the Api: a request notes there when it has ended. So there are no locks.
 
 STATUS: Key = ("status update", None)
-ANSWER: Key = (
-    "answer",
-    None,
-)  # no answer to a write: the others would only hang, one after another
+# No answer to a write: all of that Milvus waits, or its pods would hang one after another.
+ANSWER: Key = ("answer", None)
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 
 
@@ -1398,6 +1372,7 @@ class Visit:
     named: Objs  # the pods that have its names
     claims: Objs
     last: Outcome  # of the last visit
+    began: float = 0.0
     spec: Spec = Spec()
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
@@ -1431,7 +1406,7 @@ class Visit:
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
         retries = self.last.retries
-        now = self.api.clock()
+        now = self.began = self.api.clock()
 
         # 1. Decide what to do, and forget what is no longer to do.
         actions = self.plan(retries.refused(now))
@@ -1499,7 +1474,7 @@ class Visit:
             if error.is_lost and not retries.tries_once:
                 retries.failed(ANSWER, now, error.why)
             if key == STATUS or not error.is_stale:  # an older CRD does not even have a status
-                retries.failed(key, now, error.why, error.is_refusal)
+                retries.failed(key, now, error.why, is_refused=not error.is_lost)
             return error
         retries.done(key, self.api.clock())
         return None
@@ -1548,7 +1523,7 @@ class Visit:
             is_told=is_told,
             cut_since=self.cut_since,
             versions=() if self.is_left else self.versions,
-            wake=self.last.retries.next(self.api.clock()),
+            wake=self.last.retries.next(self.began),
             done=[done for (done, _), names in self.done.items() for _ in names],
             events=self.events,
         )
@@ -1564,9 +1539,7 @@ class Visit:
         except ApiError as error:
             if error.status_reason != "AlreadyExists":
                 raise
-            taken = self.api.find(self.api.pods, action.obj)
-            if not taken:
-                raise  # it has gone meanwhile
+            taken = self.api.get(self.api.pods, action.obj)
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
         self.did("created pod", action)
         if self.spec.storage and action.ordinal not in self.claims:
@@ -1729,7 +1702,7 @@ class Operator:
                 lists.append(self.api.list_all(namespace, listing))
                 self.has_listed = True
             except ApiError as error:
-                self.api.is_rejected |= error.is_login
+                self.api.is_rejected |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
                 return []

@@ -363,7 +363,7 @@ MEANINGS = {
     '401 admission webhook "a" denied the request: no': "APIError",
 }
 # What a user has written is further on in a message, or in one with another code.
-for words in (USER, OWNER, QUOTA, DENIAL + USER):
+for words in (USER, OWNER, QUOTA, DENIAL + USER, DENIAL + QUOTA):
     MEANINGS |= {
         f"{FORBIDDEN}no PriorityClass {words}": "Forbidden",
         f'403 webhook "a" denied the request: {words}': "Forbidden",

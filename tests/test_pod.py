@@ -70,6 +70,7 @@ SETTINGS = {
     "proxy: {accessLog: {formatters: {mine: {format: $method}}}}": (
         "proxy.accesslog.formatters.mine.format=$method"
     ),
+    "knowhere: {DISKANN: {build: {max_degree: 5}}}": "knowhere.DISKANN.build.max_degree=5",
     "MILVUS_CONF_QuotaAndLimits.dml.enabled: x": "quotaandlimits.dml.enabled=x",
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",

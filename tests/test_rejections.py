@@ -4,6 +4,7 @@ import gc
 
 import pytest
 
+import milvus_operator as mo
 from tests.lib.front import Request
 from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
@@ -57,6 +58,13 @@ def test_after_a_write_without_an_answer_all_of_its_milvus_waits_and_no_other() 
     assert len(world.pods()) == 11
 
 
+def test_a_server_that_asks_to_come_later_is_left_alone_by_that_milvus() -> None:
+    world = World(milvus(replicas=50))
+    rule = world.server.reject("create", "pods", 429, "too many requests", "TooManyRequests")
+    world.run(8)
+    assert rule.hits <= 4, "after 0, 1, 3 and 7 seconds"
+
+
 def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     """That of x-0 ends while x-1 is tried, and nothing else wakes the Milvus soon."""
     world = World(milvus(replicas=2), interval=9)
@@ -68,6 +76,29 @@ def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
     assert world.names("create", "pods") == ["x-0", "x-1"]
     world.operator.run_pass()
     assert world.names("create", "pods") == ["x-0", "x-1"] * 2
+
+
+def test_a_back_off_that_ends_during_a_visit_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(milvus(replicas=2), interval=1)
+    rule = world.server.reject("create", "pods", 422, "never", name="x-0")
+    while rule.hits < 5:  # after 0, 1, 2, 4 and 8 seconds
+        world.passes()
+    tries = rule.hits
+    world.clock.advance(14)
+    world.patch("milvuses", "x", labels={"a": "b"})  # so that it is visited
+
+    def slowly(_: str = "") -> str:
+        world.clock.advance(2)
+        return "now"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mo, "timestamp", slowly)
+        world.operator.run_pass()
+    assert rule.hits == tries, "it still backed off when the visit began"
+    world.passes(5)
+    assert rule.hits > tries
 
 
 def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
