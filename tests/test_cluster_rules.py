@@ -14,6 +14,7 @@ from kubernetes.client import ApiException
 import milvus_operator as mo
 from tests.lib import kit
 from tests.lib.kit import Kube, Obj, eventually, make_pass, new_operator, rest, settle
+from tests.lib.world import milvus
 
 # --- Our CRD ---
 INVALID = {
@@ -135,6 +136,54 @@ def test_the_schedulers_words_are_told_and_a_claim_that_is_gone_is_made_again(
         return make_pass(new_operator(kube)) and kube.kubectl(*uid) not in ("", before)
 
     eventually(is_new, 40)
+
+
+def test_with_on_delete_an_owner_chooses_the_hour_and_may_resize_a_pod(
+    kube: Kube, operator: mo.Operator
+) -> None:
+    """The wrong word is refused; a pod that is resized in place is not touched."""
+    refused = kit.output_of(
+        "sh",
+        "-c",
+        f"exec {kube.plane.kubectl} --kubeconfig={kube.plane.kubeconfig()} "
+        f"-n {kube.ns} create -f - <<END\n{json.dumps(on_delete('y', 'Sometimes', '1Gi'))}\nEND",
+        code=1,
+    )
+    assert 'supported values: "RollingUpdate", "OnDelete"' in refused
+    kube.kubectl("create", "-f", "-", stdin=json.dumps(on_delete("x", "OnDelete", "1Gi")))
+    rest(operator, kube, "x-0", "x-1")
+    before = kube.uids()
+    kube.kubectl("apply", "-f", "-", stdin=json.dumps(on_delete("x", "OnDelete", "2Gi")))
+    settle(operator)
+    kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
+    assert kube.get()["status"]["updatedReplicas"] == 0
+    assert "2 of them outdated" in kube.condition("Ready")["message"]
+    status = kube.all_pods()["x-0"]["status"]  # a kubelet that can resize tells the resources
+    status["containerStatuses"][0]["resources"] = {"limits": {"memory": "1Gi"}}
+    patch = json.dumps({"status": {"containerStatuses": status["containerStatuses"]}})
+    kube.kubectl("patch", "pod", "x-0", "--subresource=status", "--type=merge", "-p", patch)
+    more = {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    change = {"spec": {"containers": [{"name": "milvus", "resources": more}]}}
+    kube.kubectl("patch", "pod", "x-0", "--subresource=resize", "-p", json.dumps(change))
+    settle(operator)
+    assert kube.uids() == before
+    (container,) = kube.all_pods()["x-0"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "2Gi"}
+    kube.kubectl("delete", "pod", "x-1")
+    rest(operator, kube, "x-0", "x-1")
+    (container,) = kube.all_pods()["x-1"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "2Gi"}, "it has the new template"
+    assert kube.get()["status"]["updatedReplicas"] == 1
+    assert kube.uids()["x-0"] == before["x-0"]
+
+
+def on_delete(name: str, type_: str, memory: str) -> Obj:
+    resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
+    container = {"name": "milvus", "resources": resources}
+    spec: Obj = {"replicas": 2, "updateStrategy": {"type": type_}}
+    created = milvus(name, **spec, pod={"spec": {"containers": [container]}})
+    del created["metadata"]["namespace"]
+    return created
 
 
 # As in the original example: it checks nothing, and has no status subresource.

@@ -99,6 +99,8 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
             kube.kubectl("apply", "-f", "-", stdin=block)
             replicas = obj["spec"].get("replicas", 1)
             expected += [mo.pod_name(obj, ordinal) for ordinal in range(replicas)]
+        elif obj.get("kind") == "ServiceAccount":
+            kube.kubectl("apply", "-f", "-", stdin=block)
         elif "kind" in obj:
             kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
     settle(operator)

@@ -11,7 +11,7 @@ from lupa import lua51  # type: ignore[import-untyped]
 from prometheus_client import generate_latest
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Obj, rest
+from tests.lib.kit import TOP, Kube, Obj, rest, settle
 from tests.lib.objects import by_kind, milvus, new_status, pods
 from tests.lib.world import World
 from tests.lib.world import milvus as created
@@ -55,7 +55,7 @@ STATES = {
         rejected("QuotaExceeded"),
         rejected("Forbidden"),
     ],
-    "has an `APIError`, which is retried": [rejected("APIError")],
+    "has an `APIError`, which is retried, and a pod is not Ready": [rejected("APIError")],
 }
 
 
@@ -115,6 +115,27 @@ def test_the_alerts_use_only_metrics_that_exist() -> None:
             assert f"\n{metric} " in shown
 
 
+def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their_dashboards() -> (
+    None
+):
+    there = milvus()
+    made = mo.new_pod(there, mo.spec_of(there), 0)
+    monitor, rules = yaml.safe_load_all((TOP / "samples/monitoring-databases.yaml").read_text())
+    spec = monitor["spec"]
+    labels = made["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert {*spec["podTargetLabels"]} <= labels.keys()
+    (endpoint,) = spec["podMetricsEndpoints"]
+    (container,) = made["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports[endpoint["port"]] == 9091
+    (group,) = rules["spec"]["groups"]
+    down, full = (alert["expr"] for alert in group["rules"])
+    assert f'{{app_kubernetes_io_name="{labels[mo.NAME_LABEL]}"}}' in down
+    for pattern in re.findall('persistentvolumeclaim=~"(.*?)"', full):
+        assert re.fullmatch(pattern, mo.claim_name(there, 12))
+
+
 # --- The samples ---
 SAMPLES = ("sample", "samples/minimal", "samples/production", "samples/tls")
 
@@ -142,8 +163,30 @@ def test_the_sample_for_production_selects_its_pods() -> None:
     budget = found["PodDisruptionBudget"]["spec"]
     x = found["Milvus"]
     (spread,) = x["spec"]["pod"]["spec"]["topologySpreadConstraints"]
-    for selector in (budget["selector"], spread["labelSelector"]):
+    policy = found["NetworkPolicy"]["spec"]
+    selectors = (budget["selector"], spread["labelSelector"], policy["podSelector"])
+    for selector in selectors:
         assert selector == {"matchLabels": mo.selector_of(x)}
+    clients, prometheus = policy["ingress"]
+    assert [one["port"] for one in clients["ports"]] == [mo.PORTS["milvus"]]
+    assert [one["port"] for one in prometheus["ports"]] == [mo.PORTS["metrics"]]
+    assert clients["from"] != prometheus["from"]
+
+
+def test_a_claim_with_the_data_of_a_snapshot_is_accepted_and_used(
+    kube: Kube, operator: mo.Operator
+) -> None:
+    snapshot, claim = yaml.safe_load_all((TOP / "samples/snapshot.yaml").read_text())
+    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(claim))
+    before = kube.kubectl("get", "pvc", "data-restored-0", "-o=jsonpath={.metadata.uid}")
+    kube.create("restored", storage={"size": "100Gi"})
+    settle(operator)
+    (volume, _) = kube.all_pods()["restored-0"]["spec"]["volumes"][:2]
+    assert volume["persistentVolumeClaim"]["claimName"] == mo.name_of(claim)
+    assert kube.kubectl("get", "pvc", "-o=jsonpath={.items[*].metadata.uid}") == before
+    assert claim["spec"]["dataSource"]["name"] == mo.name_of(snapshot)
+    source = snapshot["spec"]["source"]["persistentVolumeClaimName"]
+    assert source == mo.claim_name(milvus(name="vectors"), 0)
 
 
 def test_sample_yaml_is_the_original_example() -> None:
