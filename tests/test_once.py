@@ -76,15 +76,15 @@ def test_once_fails_if_the_configuration_cannot_be_loaded() -> None:
 
 def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
     """It retries none, though each try may take as long as the first back-off."""
-    world = World(milvus(replicas=4))
+    world = World(milvus(replicas=9))
     server = world.server
     server.delay("create", "pods", 10)
     server.reject("create", "pods", 500, "no", "InternalError", name="x-0")
-    for name in ("x-1", "x-2"):
-        server.reject("create", "pods", 504, "no response", name=name)
+    for number in range(1, 8):
+        server.reject("create", "pods", 504, "no response", name=f"x-{number}")
     assert not world.operator.run_once()
-    assert world.names("create", "pods") == ["x-0", "x-1", "x-2", "x-3"]
-    assert world.pods() == ["x-3"]
+    assert world.names("create", "pods") == [f"x-{number}" for number in range(9)]
+    assert world.pods() == ["x-8"]
     assert world.message() == "no"
 
 
