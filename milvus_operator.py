@@ -836,6 +836,8 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
         pod = mine.get(ordinal)
         if not pod:
             unready[ordinal] = problems.get(ordinal, Why("Creating", "it is not created yet"))
+        elif is_finished(pod):  # why it is not replaced, if anything says so
+            unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
         elif is_outdated(pod, spec):

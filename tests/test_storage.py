@@ -97,6 +97,9 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     for name in ("data-x-0", "data-x-1", "data-x-2"):
         hold(world, name)
     world.server.fail("x-0")
+    world.live(3)
+    message = world.condition("x", "Ready")["message"]
+    assert message.endswith("x-0: its claim data-x-0 is being deleted, and waited for")
     world.server.set_pod("x-1", ready=False)
     world.change("x", image="milvus:2")
     world.live(10)
