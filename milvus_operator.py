@@ -87,7 +87,7 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
-# Reasons for not being Ready that usually pass on their own: the condition shows others first.
+# Reasons that usually go away by themselves: the condition shows a lasting one first.
 PASSING = {
     PENDING,
     "Creating",
@@ -104,10 +104,10 @@ PROGRESSING = "progressing"
 FAILED = "failed"
 
 # Times, in seconds.
-ACTING = 10  # after the lists of a pass have arrived, during which its writes may begin
-TELLING = 5  # after its visits, during which its events may be sent
-WRITING = 10  # for a write; then it has failed
-STOPPING = 4  # for the current writes, after a signal
+ACTING = 10  # writes may begin for so long after the lists have arrived
+TELLING = 5  # events may be sent for so long after the visits
+WRITING = 10  # a write that takes longer has failed
+STOPPING = 4  # current requests get so long after a signal
 SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
 FIRST_DELAY = 1  # before what has failed is tried again; it doubles
@@ -166,7 +166,7 @@ def uid_of(obj: Obj) -> str:
 
 
 def written(milvus: Obj) -> tuple[str, int]:
-    """What changes when somebody writes its spec."""
+    """What identifies its spec: it changes whenever somebody edits that."""
     return uid_of(milvus), milvus["metadata"]["generation"]
 
 
@@ -210,8 +210,8 @@ def is_ready(pod: Obj) -> bool:
 
 
 def may_serve(pod: Obj) -> bool:
-    """Whether it is Ready, or only its node no longer reports: then the node controller sets the
-    condition to False, but leaves the containers ready."""
+    """Whether it is Ready, or looks unready only because its node stopped reporting: then the node
+    controller sets the condition to False, but leaves the containers ready."""
     containers = pod["status"].get("containerStatuses") or [{}]
     are_ready = all(container.get("ready") for container in containers)
     return is_ready(pod) or (are_ready and not is_finished(pod))
@@ -465,7 +465,8 @@ def spec_of(milvus: Obj) -> Spec:
     if "spec" not in milvus:  # the lists leave it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
-    # What the user wrote: neither a newer operator nor a larger storage.size may restart a pod.
+    # Only these restart pods when they change: storage is left out, so that it can grow. One more
+    # name here would restart all pods of those who use it.
     template = pick(fields, ("image", "milvusSpec", "pod"))
     fingerprint = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
     text = template.get("milvusSpec", "")
@@ -582,7 +583,7 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-WHOLE = ("env", "volumes")  # if these items were merged, they would have two sources
+WHOLE = ("env", "volumes")  # merged, an item could have a value and another source, too
 # Of these, a pod may name one for each probe.
 HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
@@ -656,8 +657,8 @@ def check_parts(pod: Obj) -> None:
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-Key = tuple[str, int | None]  # what may fail and back off: a verb and, for most, an ordinal
-Refused = Mapping[Key, str]  # what the API server has refused a moment ago, and the reason
+Key = tuple[str, int | None]  # what may back off: a verb and an ordinal; None: about no pod
+Refused = Mapping[Key, str]  # what the API server has refused, and still backs off; the reason
 Problems = Mapping[int, Why]  # what has failed, by ordinal
 
 OUTDATED = "the template is outdated"
@@ -718,39 +719,46 @@ def held_back(spec: Spec, claims: Objs) -> set[int]:
 def decide(
     milvus: Obj, spec: Spec, named: Objs, claims: Objs, refused: Refused
 ) -> Iterator[Action]:
-    """Everything that should be done about the pods and claims with our names."""
+    """Everything that should be done about the pods and claims with our names. What may fail for
+    all pods alike comes last, because such a failure ends what is done in a pass."""
     mine = members(milvus, named)
     waiting = held_back(spec, claims)
+    yield from tidy(milvus, spec, named, waiting)
+    yield from complete(milvus, spec, named, claims)
     yield from roll(spec, mine, waiting, refused)
+    for ordinal, claim in sorted(claims.items()):
+        if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
+            yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
+
+
+def tidy(milvus: Obj, spec: Spec, named: Objs, waiting: set[int]) -> Iterator[Action]:
+    """Adopt orphans, delete surplus pods, and those that have ended."""
+    mine = members(milvus, named)
     for ordinal, pod in sorted(named.items()):
         if is_ending(pod):
             continue
         if is_orphan(milvus, pod):
             yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
         elif ordinal not in mine:
-            continue  # whose pod it is, `create` finds out
+            continue  # `why_name_is_taken` tells whose it is
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif is_finished(pod) and ordinal not in waiting:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
+
+
+def complete(milvus: Obj, spec: Spec, named: Objs, claims: Objs) -> Iterator[Action]:
+    """Create the pods that are missing; then the claims of those that have none."""
+    mine = members(milvus, named)
     taken = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*mine, *taken, *waiting}
+    not_missing = {*mine, *taken, *held_back(spec, claims)}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
-    if spec.storage:
-        yield from store(milvus, spec, mine, claims)
-
-
-def store(milvus: Obj, spec: Spec, mine: Objs, claims: Objs) -> Iterator[Action]:
-    """What should be done about the claims: a pod without one gets one, and a claim may grow."""
-    for ordinal in range(spec.replicas):
-        pod = mine.get(ordinal)
-        claim = claims.get(ordinal)
-        if pod and not claim and not is_ending(pod) and not is_finished(pod):
+    for ordinal, pod in sorted(mine.items()):
+        is_there = ordinal < spec.replicas and not is_ending(pod) and not is_finished(pod)
+        if spec.storage and is_there and ordinal not in claims:
             yield Action("claim", ordinal, new_claim(milvus, spec, ordinal))
-        if claim and may_grow(claim, spec):
-            yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
@@ -783,8 +791,8 @@ def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterato
 
 
 def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refused) -> int:
-    """How many pods a roll waits for: desired ones, and Ready ones that are surplus, because they
-    are deleted in this pass."""
+    """How many pods count as unavailable: desired ones that a roll waits for, and Ready surplus
+    ones, because this pass deletes them."""
     desired = range(spec.replicas)
     waited_for = [o for o in desired if is_waited_for(o, mine, outdated, refused)]
     surplus = [o for o, pod in mine.items() if o not in desired and is_ready(pod)]
@@ -810,7 +818,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     name = name_of(pod)
     owner = controller_of(pod)
     is_namesake = owner.get("name") == name_of(milvus)
-    # A pod of an earlier Milvus will be gone, a new one of ours listed, an orphan adopted.
+    # This resolves itself: a pod of an earlier Milvus gets deleted, our own new one listed, an
+    # orphan adopted.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Why(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
@@ -908,7 +917,7 @@ def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) ->
         "type": type_,
         "status": str(is_true),
         "observedGeneration": milvus["metadata"]["generation"],
-        "lastTransitionTime": before["lastTransitionTime"] if is_same else now,
+        "lastTransitionTime": before.get("lastTransitionTime", now) if is_same else now,
         "reason": why.reason,
         "message": why.message[:1024],
     }
@@ -953,7 +962,7 @@ class Retry(NamedTuple):
     tried: float  # when
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
-    is_refused: bool = False  # whether it was not done; of what failed otherwise, nobody knows
+    is_refused: bool = False  # whether surely nothing was done: else it may still take effect
 
     @property
     def until(self) -> float:
@@ -962,9 +971,9 @@ class Retry(NamedTuple):
 
 class Retries:
     """What has failed for one Milvus, and when it may be tried again: after one second, then after
-    twice as long each time, up to five minutes. What was done and may have to be done for ever,
-    such as the restart of a pod that dies at once, is paced in the same way. It is told the time,
-    in seconds. Losing it costs one more try."""
+    twice as long each time, up to five minutes. Actions that may succeed again and again, such as
+    the restart of a pod that dies at once, are slowed down in the same way. It is told the time, in
+    seconds. Losing it costs one more try."""
 
     PACED = ("restart", "replace", "adopt", "claim", "grow")
 
@@ -1129,8 +1138,9 @@ class Listing(NamedTuple):
 
 
 def slim(obj: Obj, keeps_spec: bool) -> Obj:
-    """What is kept of an object, with its spec as JSON text: some objects take thirty times as much
-    memory. A spec that is too large, or nested too deeply to be written again, is left out."""
+    """What is kept of an object, with its spec as JSON text: as parsed dicts, some specs would take
+    thirty times the memory. A spec that is too large, or nested too deeply to be written again, is
+    left out."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
     slimmed = {"metadata": metadata, "status": obj.get("status") or {}}
@@ -1307,7 +1317,8 @@ class Api:
                 raise
 
     def delete(self, pod: Obj) -> None:
-        """Delete a pod. If it was not Ready, it must not have changed: it may be Ready by now."""
+        """Delete a pod. Unless it was Ready, delete it only if it has not changed since it was
+        listed: it may have become Ready."""
         keys = ["uid"] if is_ready(pod) else ["uid", "resourceVersion"]
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
@@ -1357,9 +1368,10 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     said: str = ""  # the message that the log has last said about the state
-    is_told: bool = True  # whether the status was right, or a first visit has not written it yet
+    is_told: bool = True  # False: the last visit has left the status out of date
     cut_since: float = inf  # when the end of a pass first cut it off; inf: it did not
-    versions: Sequence[str] = ()  # of what it has seen, if nothing is left to do at once
+    is_left: bool = True  # whether something is left that the next pass can do
+    versions: Sequence[str] = ()  # of what it has seen
     wake: float = inf  # when a visit is due even if nothing changes
     done: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
@@ -1379,7 +1391,7 @@ class Visit:
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     cut_since: float = inf
-    is_left: bool = False  # whether something is left that the next pass can do at once
+    is_left: bool = False
 
     @property
     def versions(self) -> Sequence[str]:
@@ -1390,13 +1402,14 @@ class Visit:
     def is_needed(self) -> bool:
         """Whether something has changed, or was left to do. To visit all would take 3.8 times
         the CPU time in a quiet pass."""
-        return self.last.versions != self.versions or self.api.clock() >= self.last.wake
+        is_due = self.last.is_left or self.api.clock() >= self.last.wake
+        return is_due or self.last.versions != self.versions
 
     def serve(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
         if not self.api.may_write():
             cut_since = min(self.last.cut_since, self.api.clock())
-            return self.last._replace(cut_since=cut_since, versions=(), done=(), events=())
+            return self.last._replace(cut_since=cut_since, is_left=True, done=(), events=())
         try:
             return self.reconcile()
         except Exception as error:
@@ -1412,7 +1425,7 @@ class Visit:
 
         # 1. Decide what to do, and forget what is no longer to do.
         actions = self.plan(retries.refused(now))
-        retries.keep_only({action.key for action in actions} | {STATUS, ANSWER}, now)
+        retries.keep_only(self.keys(actions), now)
 
         # 2. Do what does not back off, up to a failure that the others would meet, too.
         if not retries.waits(ANSWER, now):
@@ -1449,6 +1462,12 @@ class Visit:
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
         return []
 
+    def keys(self, actions: list[Action]) -> set[Key]:
+        """What may still fail: what is to do, and the replacements that wait for their turn."""
+        mine = members(self.milvus, self.named)
+        turns = {("replace", o) for o, pod in mine.items() if is_outdated(pod, self.spec)}
+        return {action.key for action in actions} | turns | {STATUS, ANSWER}
+
     def carry_out(self, actions: list[Action], now: float) -> None:
         retries = self.last.retries
         for action in actions:
@@ -1475,7 +1494,9 @@ class Visit:
             self.is_left = True  # the next pass knows better, or does what this has held up
             if error.is_lost and not retries.tries_once:
                 retries.failed(ANSWER, now, error.why)
-            if key == STATUS or not error.is_stale:  # an older CRD does not even have a status
+            # An older CRD does not even have a status: it must not be tried in each pass.
+            is_in_vain = key == STATUS and not retries.tries_once
+            if is_in_vain or not error.is_stale:
                 retries.failed(key, now, error.why, is_refused=not error.is_lost)
             return error
         retries.done(key, self.api.clock())
@@ -1524,7 +1545,8 @@ class Visit:
             said=said,
             is_told=is_told,
             cut_since=self.cut_since,
-            versions=() if self.is_left else self.versions,
+            is_left=self.is_left,
+            versions=self.versions,
             wake=self.last.retries.next(self.began),
             done=[done for (done, _), names in self.done.items() for _ in names],
             events=self.events,
@@ -1577,8 +1599,8 @@ class Visit:
         self.did("deleted pod", action)
 
     def replace(self, action: Action) -> None:
-        """Delete a pod, if the API server would accept its successor: it is asked by a dry run, of
-        the first ordinal, so that all are refused with the same words."""
+        """Delete a pod, after a dry run has shown that the API server would accept a new one. It is
+        always that of ordinal 0, so that every refusal has the same words."""
         self.api.check(new_pod(self.milvus, self.spec, 0))
         self.delete(action)
 
@@ -1636,21 +1658,21 @@ class Operator:
         return True
 
     def run_once(self) -> bool:
-        """Make passes until nothing is left that can be done now, or three passes in a row, as all
-        they asked for had changed meanwhile, did nothing. Returns whether all went well."""
+        """Make passes until nothing is left that can be done now. Gives up after three passes in a
+        row that did nothing, because things kept changing. Returns whether all went well."""
         self.tries_once = True
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
             done = self.run_pass()
-            if all(visit.last.versions for visit in self.all_visits()):
+            if not any(visit.last.is_left for visit in self.all_visits()):
                 break
             idle = 0 if done else idle + 1
         last = [visit.last for visit in self.all_visits()]
-        is_good = all(outcome.versions and outcome.state != FAILED for outcome in last)
+        is_good = not any(outcome.is_left or outcome.state == FAILED for outcome in last)
         return is_good and not self.outages
 
     def run_pass(self) -> Counter[str]:
-        """Make one pass. Returns how often what was done."""
+        """Make one pass. Returns a count of each kind of thing that was done."""
         started = self.api.clock()
         self.api.progressed = started
         outages: dict[str, str] = {}  # what affects several Milvus resources; the details
@@ -1790,6 +1812,7 @@ class Connection(NamedTuple):
 def connect(path: str | None, context: str | None, connections: int) -> Connection:
     """Load a kubeconfig or, in a pod without one, the pod's own configuration. Raises Unusable."""
     file = path or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    what = f"the kubeconfig {file}"
     configuration = Configuration()
     configuration.connection_pool_maxsize = connections
     try:
@@ -1797,10 +1820,13 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         if merged:
             return from_kubeconfig(file, merged, context, configuration)
         if IN_POD in os.environ and not (path or context):
+            what = "the pod's service account"
             load_incluster_config(configuration)
             with open(NAMESPACE_FILE) as namespace:
                 return Connection(Client(configuration), namespace.read().strip(), None)
         text = "there is no such file; give one with --kubeconfig or KUBECONFIG"
+    except Unusable:
+        raise
     except ConfigException as error:
         text = without_secrets(str(error))
     except OSError as error:  # the name of a file may be a token that was put in its place
@@ -1809,7 +1835,7 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         text = f"it needs the Python module {error.name}, which is not installed"
     except Exception as error:  # a malformed file may raise anything in the loader
         text = f"it is not valid ({type(error).__name__})"
-    raise Unusable(f"cannot use the kubeconfig {file}: {text}")
+    raise Unusable(f"cannot use {what}: {text}")
 
 
 def from_kubeconfig(
@@ -1824,7 +1850,7 @@ def from_kubeconfig(
         chosen = loader.current_context
         named = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
         user = named["user"] if named else {}
-        if "as" in user:  # the loader would pass over it, which is to act with more rights
+        if "as" in user:  # the loader ignores it, and would act with the user's own, wider rights
             raise ConfigException("impersonation (`as`) is not supported")
         loader.load_and_set(configuration)
         # If an exec plugin fails, the loader goes on without credentials.
@@ -1979,13 +2005,14 @@ def start_log(verbose: bool, log_format: str) -> None:
 
 
 def start_pool(workers: int) -> Executor:
-    """A pool whose threads all run, so that none can be lacking in the middle of a pass. Raises
-    Unusable."""
+    """A pool with all of its threads started, so that none can fail to start in the middle of a
+    pass. Raises Unusable."""
     pool = ThreadPoolExecutor(workers)
     gate = threading.Barrier(workers)
     try:
         list(pool.map(lambda _: gate.wait(), range(workers)))
     except RuntimeError as error:
+        gate.abort()  # or those that have started would wait for ever
         raise Unusable(f"cannot start a thread: {error}") from None
     return pool
 
@@ -2002,7 +2029,7 @@ def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_i
         signal.alarm(STOPPING)
 
     def give_up(_: int, __: Any) -> None:
-        log.info("stopped; a write did not end in time")
+        log.info("stopped; a request did not end in time")
         os._exit(code_if_late)
 
     signal.signal(signal.SIGALRM, give_up)

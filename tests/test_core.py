@@ -101,7 +101,7 @@ def test_while_its_claim_is_being_deleted_a_pod_is_neither_created_nor_replaced(
     ):
         assert decided(stored, pods(f"x-0{there}"), claims) == [], there
     actions = decided(stored, pods("x-0 old, x-1 old silent, x-2 starting"), claims)
-    assert [action.key for action in actions] == [("replace", 0), ("delete", 2)]
+    assert [action.key for action in actions] == [("delete", 2), ("replace", 0)]
     without = decided(milvus(2), pods("x-0"), claims)
     assert [action.key for action in without] == [("create", 1)], "without storage, it is not ours"
 

@@ -23,6 +23,14 @@ def test_once_retries_conflicts_but_not_forever() -> None:
     assert len(world.pods()) == 29
 
 
+def test_once_retries_a_conflict_about_the_status() -> None:
+    """Somebody has labelled the Milvus meanwhile."""
+    world = World(milvus())
+    world.server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=1)
+    assert world.operator.run_once()
+    assert world.status("x")["replicas"] == 1
+
+
 def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll() -> None:
     y = milvus("y", replicas=2)
     world = at_rest(milvus(replicas=3), y)

@@ -9,6 +9,7 @@ import pytest
 
 import milvus_operator as mo
 from tests.lib.front import Obj
+from tests.lib.kit import eventually
 from tests.lib.world import World, at_rest, metric, milvus
 
 NO_LIST = 'pods is forbidden: User "x" cannot list resource "pods" in API group ""'
@@ -101,11 +102,19 @@ def test_a_missing_permission_to_write_is_told_of_each_milvus_until_none_needs_i
 def test_without_threads_it_does_not_start_and_a_bug_of_the_loop_is_not_called_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    start = threading.Thread.start
+    before = threading.active_count()
+
+    def fail_at_the_third(thread: threading.Thread) -> None:
+        if threading.active_count() - before >= 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
     with monkeypatch.context() as patch:
-        failing = Mock(side_effect=RuntimeError("can't start new thread"))
-        patch.setattr(threading.Thread, "start", failing)
+        patch.setattr(threading.Thread, "start", fail_at_the_third)
         with pytest.raises(click.ClickException, match="cannot start a thread: can't start"):
             mo.start_pool(4)
+    eventually(lambda: threading.active_count() <= before + 2, 5)
     world = World(milvus())
     good, _ = counted()
     with monkeypatch.context() as patch:
