@@ -213,8 +213,7 @@ def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node stopped reporting: then the node
     controller sets the condition to False, but leaves the containers ready."""
     containers = pod["status"].get("containerStatuses") or [{}]
-    are_ready = all(container.get("ready") for container in containers)
-    return is_ready(pod) or (are_ready and not is_finished(pod))
+    return is_ready(pod) or all(container.get("ready") for container in containers)
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:

@@ -72,6 +72,21 @@ def test_a_pass_acts_for_ten_seconds_after_its_lists_and_what_is_left_follows(
     assert len(world.pods()) == 20
 
 
+def test_what_a_long_pass_has_done_is_an_event_too() -> None:
+    world = World(milvus(replicas=20))
+    world.server.delay("create", "pods", 1)
+    world.operator.run_pass()
+    assert len(world.events()) == 1
+
+
+def test_events_delay_the_next_pass_by_seconds_only() -> None:
+    several = [milvus(name, replicas=0, milvusSpec="text") for name in "abcdefgh"]
+    world = World(*several)
+    world.server.delay("create", "events", 3)
+    world.operator.run_pass()
+    assert len(world.events()) == 2, "none begins after five seconds"
+
+
 def test_what_the_end_of_a_pass_cuts_off_goes_first_in_the_next() -> None:
     """Also if what is before it changes all the time."""
     several = [milvus(name, replicas=1) for name in "abc"]

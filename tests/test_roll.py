@@ -136,13 +136,16 @@ def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_anothe
 def test_a_refused_template_stays_told_while_the_roll_waits_for_another_pod() -> None:
     """Its back-off is over, but it is not its turn: it would neither be told nor back off any more."""
     world = outdated(3)
+    world.live(2)
+    assert world.images() == ["milvus:1", "milvus:1", "milvus:2"]
     world.server.reject("create", "pods", 422, "bad template")
-    world.passes(2)
-    world.server.set_pod("x-0", ready=False, containerStatuses=[{"ready": False}])
-    world.passes(30)
+    world.passes(3)
     assert world.reason() == "Invalid"
-    assert "Reconciled: " not in str(world.events())
+    world.server.set_pod("x-2", ready=False)
+    world.passes(100)
+    assert world.reason() == "Invalid"
     world.server.rules.clear()
+    world.server.set_pod("x-2", ready=True)
     world.clock.advance(300)
     world.settle()
     assert world.images() == ["milvus:2"] * 3
