@@ -2046,20 +2046,16 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option(
-    "--interval", default=5.0, callback=check_seconds, help="Longest time between two passes."
-)
-@click.option("--once", is_flag=True, help="Do what can be done now, then exit; 1 means failure.")
+@click.option("--interval", default=5.0, callback=check_seconds, help="Seconds between two passes.")
+@click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option(
-    "--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a response."
-)
-@click.option("--workers", type=click.IntRange(1, 256), default=16, help="Concurrent writes.")
+@click.option("--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a list.")
+@click.option("--workers", type=click.IntRange(1, 256), default=16, help="Visits at the same time.")
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
-@click.option("-v", "--verbose", is_flag=True, help="Also log passes in which nothing was written.")
+@click.option("-v", "--verbose", is_flag=True, help="Also log passes that changed nothing.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
     namespace: tuple[str, ...],

@@ -145,9 +145,13 @@ class Server:
         assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         return http_get(9091, "/healthz")[0] == 200
 
-    def stop(self, signum: int = signal.SIGTERM) -> None:
+    def stop(self, signum: int = signal.SIGTERM, grace: float = 60) -> None:
+        """As the kubelet does; `docker stop` waits for ten seconds."""
         self.process.send_signal(signum)
-        self.process.wait(60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace)
+        self.process.kill()
+        self.process.wait()
 
     def run(self, code: str) -> str:
         """Run a program of a user; returns what it prints."""
@@ -244,7 +248,7 @@ def test_data_from_elsewhere_is_found_in_a_generated_pod(
         before = Server(installed, tmp_path / "docker", SCRIPT, files)
     with running(before):
         assert "Traceback" not in before.run(INSERT)
-        before.stop()
+        before.stop(grace=10 if origin == "Docker" else 60)
     restored = container_of(kube, operator, "restored")
     after = generated(installed, tmp_path / "after", restored)
     shutil.copytree(before.home / "data", after.home / "data")

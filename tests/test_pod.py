@@ -57,6 +57,17 @@ def test_the_pod_at_a_glance() -> None:
         """)
 
 
+def test_the_embedded_etcd_is_configured_as_by_the_milvus_projects_script() -> None:
+    found = yaml.safe_load(mo.ETCD_CONFIG)
+    urls = {found.pop(key) for key in ("listen-client-urls", "advertise-client-urls")}
+    assert urls == {"http://127.0.0.1:2379"}, "on this host only"
+    assert found == {
+        "quota-backend-bytes": 4 << 30,
+        "auto-compaction-mode": "revision",
+        "auto-compaction-retention": "1000",
+    }
+
+
 # --- spec.milvusSpec ---
 SETTINGS = {
     "proxy: {a: 255}\nmilvus.b: 1": "proxy.a=255 milvus.b=1",
