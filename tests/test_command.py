@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -143,6 +144,14 @@ def rejection(file: Path, context: str | None = None) -> str:
     assert "\n" not in said
     assert "hunter2" not in said
     return said
+
+
+def test_a_token_that_cannot_be_renewed_is_not_called_an_invalid_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mo.Client, "renew", Mock(side_effect=mo.Unusable("no token")))
+    with pytest.raises(mo.Unusable, match="^no token$"):
+        mo.connect(write_kubeconfig(tmp_path / "config", NOWHERE), None, 1)
 
 
 MALFORMED = ("", "text", "a: [", "[1]", "clusters: 7", "current-context: x", "\0")
