@@ -2,7 +2,7 @@
 """Keeps the pods of every Milvus resource running: a Kubernetes operator in one file.
 
 It polls. A *pass* lists the pods, their claims and the Milvus resources, and makes a *visit* to
-each Milvus that has changed or has something left to do. A visit decides what to do (pure functions
+each Milvus that has changed, or for which work is left. A visit decides what to do (pure functions
 over plain dicts), does it, says what was done, and writes the status. The pass waits for all of its
 visits, reports, and sleeps. The next pass sees the effect of its writes.
 
@@ -113,7 +113,7 @@ LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
 FIRST_DELAY = 1  # before what has failed is tried again; it doubles
 FIRST_PACE = 10  # before what was done is done again; it doubles, too
 LONGEST_DELAY = 300
-QUIET = 600  # after which what was done counts as never done
+QUIET = 600  # after so long without a try, pacing starts afresh
 
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
@@ -477,7 +477,7 @@ def spec_of(milvus: Obj) -> Spec:
         **pick(fields, ("image", "replicas", "storage", "pod")),
         settings=settings_of(events) if is_mapping else {},
         is_text=not is_mapping,
-        updates_on_delete=fields.get("updateStrategy") == {"type": "OnDelete"},
+        updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
         template_hash=fingerprint[:16],
     )
     if not 0 <= spec.replicas <= MAX_REPLICAS:
@@ -708,8 +708,9 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def held_back(spec: Spec, claims: Objs) -> set[int]:
-    """The ordinals whose claims are being deleted: the data goes as soon as the pod does, so such a
-    pod is kept, and none is created. Without storage, the claims are somebody else's."""
+    """The ordinals whose claims are being deleted. To delete such a pod would be to delete its
+    data, so it is left; if it is gone, none is created yet. Without storage, claims are not ours.
+    """
     if not spec.storage:
         return set()
     return {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
@@ -783,7 +784,7 @@ def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterato
         if not may_serve(mine[ordinal]):
             yield action
         elif action.key in refused:
-            yield action  # it backs off, so the next one may go
+            yield action  # so that it is not forgotten; it backs off, and the next one may go
         elif budget > 0:
             yield action
             budget -= 1
@@ -800,8 +801,9 @@ def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refu
 
 
 def is_waited_for(ordinal: int, mine: Objs, outdated: list[int], refused: Refused) -> bool:
-    """Whether a roll waits for this desired pod, because it is missing or not Ready. It waits
-    neither for a name that a pod of another owner has nor for a pod whose delete is refused."""
+    """Whether a roll waits for this desired pod, because it is missing or not Ready. It does not
+    wait for a name that a pod of another owner has. It does not wait for an outdated pod whose
+    replacement is refused, or whose node only fell silent: such a pod counts as Ready here."""
     pod = mine.get(ordinal)
     if not pod:
         return refused.get(("create", ordinal)) != NAME_CONFLICT
@@ -1207,7 +1209,9 @@ class Api:
         has rejected the credentials, and renew a token that has expired. Raises Unusable."""
         if self.is_rejected:
             self.use(self.reload())
+        self.is_rejected = True  # if the renewal fails
         self.renew(self.client)
+        self.is_rejected = False
 
     def may_write(self) -> bool:
         return self.clock() < self.deadline and not self.stopping.is_set()
@@ -1307,7 +1311,7 @@ class Api:
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run, under another name, whether the API server accepts such a pod.
-        A taken name or an exceeded quota does not count: the old pod will make room."""
+        A taken name or an exceeded quota is no objection: the old pod will make room."""
         renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
         try:
             self.create(self.pods, renamed, dry_run="All")
@@ -1356,7 +1360,7 @@ def timestamp(precision: str = "seconds") -> str:
 # the Api: a request notes there when it has ended. So there are no locks.
 
 STATUS: Key = ("status update", None)
-# No answer to a write: all of that Milvus waits, or its pods would hang one after another.
+# No answer to a write: all of that Milvus waits, or each of its pods would time out in turn.
 ANSWER: Key = ("answer", None)
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 
@@ -1434,8 +1438,8 @@ class Visit:
         for (done, because), names in self.done.items():
             self.say(done.split()[0].capitalize(), sentence(done, names, because))
 
-        # 4. Write the status. If anything was done, the lists are out of date, and the next visit
-        #    writes it; but no two visits in a row leave it as it was.
+        # 4. Write the status. If anything was done, the lists are out of date, so this is left to
+        #    the next visit, which must write it, whatever it does.
         if self.done and not self.api.dry_run:
             self.is_left = True
             if self.last.is_told:
@@ -1488,7 +1492,6 @@ class Visit:
         try:
             task(*arguments)
         except ApiError as error:
-            error.__traceback__ = None  # it would keep the whole request
             now = self.api.clock()
             self.is_left = True  # the next pass knows better, or does what this has held up
             if error.is_lost and not retries.tries_once:
@@ -1748,7 +1751,9 @@ class Operator:
     def new_visits(self, namespace: str | None, lists: list[list[Obj]]) -> list[Visit]:
         """A visit for each Milvus that is not being deleted. What came of an earlier spec of it is
         forgotten."""
-        pods_of, claims_of = map(by_ordinal, lists[:2])
+        all_pods, all_claims, all_milvuses = lists
+        pods_of = by_ordinal(all_pods)
+        claims_of = by_ordinal(all_claims)
         last = {written(visit.milvus): visit.last for visit in self.visits.get(namespace, [])}
         return [
             Visit(
@@ -1758,7 +1763,7 @@ class Operator:
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
                 last=last.get(written(milvus)) or Outcome(Retries(self.tries_once)),
             )
-            for milvus in lists[2]
+            for milvus in all_milvuses
             if not is_ending(milvus)
         ]
 

@@ -150,7 +150,7 @@ def test_a_token_that_cannot_be_renewed_is_not_called_an_invalid_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mo.Client, "renew", Mock(side_effect=mo.Unusable("no token")))
-    with pytest.raises(mo.Unusable, match="^no token$"):
+    with pytest.raises(mo.Unusable, match=r"^no token$"):
         mo.connect(write_kubeconfig(tmp_path / "config", NOWHERE), None, 1)
 
 

@@ -159,3 +159,18 @@ def test_events_that_are_not_allowed_are_no_problem_of_a_milvus_and_are_tried_on
     assert rule.hits == 1
     assert f"an event of milvus x was not sent: {words}" in world.log
     assert world.reason(kind="Reconciled") == "Reconciled"
+
+
+def test_when_a_token_cannot_be_renewed_the_configuration_is_loaded_anew() -> None:
+    """Its owner may have logged in again, in another way."""
+    world = World(milvus())
+    api = world.operator.api
+    api.renew = Mock(side_effect=mo.Unusable("the plugin fails"))
+    world.passes()
+    assert world.warnings == ["the configuration cannot be loaded: the plugin fails"]
+    loaded = world.server.client()
+    api.reload = Mock(return_value=loaded)
+    api.renew = Mock()
+    world.passes()
+    assert api.client is loaded
+    assert world.pods() == ["x-0"]
