@@ -78,6 +78,13 @@ lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows
 		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
 
 deploy: ## run the operator as a pod there (IMAGE=…, NAMESPACE=…)
+ifeq ($(origin IMAGE),file)
+	@echo "No image is published yet. Build one, and bring it to where the nodes of your cluster find it:"
+	@echo "  kind:       make image && kind load docker-image $(IMAGE) && make deploy IMAGE=$(IMAGE)"
+	@echo "  minikube:   minikube image build -t $(IMAGE) . && make deploy IMAGE=$(IMAGE)"
+	@echo "  a registry: make image IMAGE=<registry>/$(IMAGE) && docker push <registry>/$(IMAGE) && make deploy IMAGE=<registry>/$(IMAGE)"
+	@exit 1
+endif
 	$(MANIFEST) | $(KUBECTL) apply -f -
 
 undeploy: ## delete the operator and its namespace (NAMESPACE=…)

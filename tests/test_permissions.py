@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 import milvus_operator as mo
+from local.controlplane import ControlPlane
 from tests.lib.front import target_of
-from tests.lib.kit import Kube, Obj, eventually, new_operator, output_of, settle
+from tests.lib.kit import TOP, Kube, Obj, eventually, new_operator, output_of, settle
 from tests.lib.objects import by_kind
 from tests.lib.wire import Wire
 
@@ -31,6 +32,26 @@ def granted(role: Obj) -> set[Permission]:
 
 
 PERMISSIONS = granted(manifest("NAMESPACE=any")["Role"])
+
+
+def test_kustomize_and_make_apply_the_same_objects(plane: ControlPlane) -> None:
+    """Without make, `kubectl apply -k` is the way in."""
+
+    def rendered(folder: str) -> dict[str, Obj]:
+        return by_kind(output_of(str(plane.kubectl), "kustomize", folder))
+
+    everything = rendered(".")
+    crd = everything.pop("CustomResourceDefinition")
+    assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
+    assert everything == manifest()
+    assert rendered("samples/one-namespace") == manifest("NAMESPACE=milvus")
+    assert granted(everything["ClusterRole"]) == PERMISSIONS
+
+
+def test_make_deploy_without_an_image_says_how_to_get_one() -> None:
+    said = output_of("make", "deploy", code=2)
+    for way in ("kind load docker-image", "minikube image build", "docker push"):
+        assert way in said
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
