@@ -68,6 +68,9 @@ def commands() -> dict[str, Path]:
     found = {command: path for command in COMMANDS if (path := installed(command))}
     if len(found) == len(COMMANDS):
         return found
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        lacking = ", ".join(command for command in COMMANDS if command not in found)
+        say(f"the folder of KUBEBUILDER_ASSETS, {assets}, has no {lacking}")
     folder = cache()
     with locked(folder / "lock"):  # another run may be building
         built = {command: folder / command for command in COMMANDS if command not in found}
