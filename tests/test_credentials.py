@@ -128,6 +128,7 @@ AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the k
 TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in the certificate
 
 
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
 @pytest.mark.parametrize(
     ("certified", "cluster", "outages"),
     [
