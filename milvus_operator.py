@@ -377,7 +377,7 @@ def events_of(text: str) -> list[Any]:
             if events and isinstance(event, yaml.DocumentStartEvent):
                 raise invalid_at(mark, "it is not valid YAML: it has a second document")
             if len(events) == MAX_EVENTS:
-                raise invalid_at(mark, "it is longer than any configuration of Milvus")
+                raise invalid_at(mark, "it has too many settings")
             if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
                 events.append(event)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
@@ -434,7 +434,9 @@ def settings_of(events: list[Any]) -> dict[str, str]:
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
         if not VARIABLE.fullmatch(name):
-            raise invalid_at(mark, "a key must be short, printable ASCII text without =")
+            raise invalid_at(
+                mark, "a key must be at most 256 characters of printable ASCII, without ="
+            )
         values[as_variable(name)] = value
         lines[key] = mark.line + 1
     return values
@@ -651,7 +653,7 @@ def check_parts(pod: Obj) -> None:
         is_named = any(name.startswith(canonical(part)) for name in theirs)
         if is_named and not is_used:
             advice = f"set {decider} to {used_with[0]}, or leave {part} out"
-            raise Invalid(f"{part} is set, but it is not used: {advice}")
+            raise Invalid(f"{part} is set, but has no effect: {advice}")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
@@ -738,7 +740,9 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, waiting: set[int]) -> Iterator[Ac
         if is_ending(pod):
             continue
         if is_orphan(milvus, pod):
-            yield Action("adopt", ordinal, pod, "no controller, but the labels of this Milvus")
+            yield Action(
+                "adopt", ordinal, pod, "it had no controller, but has the labels of this Milvus"
+            )
         elif ordinal not in mine:
             continue  # `why_name_is_taken` tells whose it is
         elif ordinal >= spec.replicas:
@@ -845,7 +849,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
     for ordinal in range(spec.replicas):
         pod = mine.get(ordinal)
         if not pod:
-            unready[ordinal] = problems.get(ordinal, Why("Creating", "it is not created yet"))
+            unready[ordinal] = problems.get(ordinal, Why("Creating", "it has not been created yet"))
         elif is_finished(pod):  # why it is not replaced, if anything says so
             unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
@@ -855,7 +859,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
     if spec.updates_on_delete:
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
         if outdated:
-            text += f", {len(outdated)} of them outdated until somebody deletes them"
+            text += f", {len(outdated)} of which stay outdated until somebody deletes them"
     else:
         unready |= outdated  # after those that a rolling update waits for
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
@@ -884,7 +888,7 @@ def status_of(
     mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
     for ordinal in held_back(spec, claims):
-        text = f"its claim {claim_name(milvus, ordinal)} is being deleted, and waited for"
+        text = f"waiting until its claim {claim_name(milvus, ordinal)} has been deleted"
         problems = {ordinal: Why(PENDING, text), **problems}
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
@@ -2057,7 +2061,9 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
 @click.option("--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a list.")
-@click.option("--workers", type=click.IntRange(1, 256), default=16, help="Visits at the same time.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=16, help="Milvus resources served at once."
+)
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes that changed nothing.")

@@ -96,6 +96,17 @@ def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
     assert world.message() == "no"
 
 
+def test_once_goes_on_after_a_write_without_an_answer() -> None:
+    """What follows from the first pass is done in the second."""
+    world = at_rest(milvus(replicas=2))
+    world.remove("pods", "x-1")
+    world.server.fail("x-0")
+    world.server.reject("create", "pods", 504, "no response", name="x-1")
+    assert not world.new_operator().run_once()
+    assert world.pods() == ["x-0"], "it has been replaced"
+    assert world.names("delete", "pods") == ["x-0"]
+
+
 def test_once_creates_a_pod_once_though_something_deletes_each_new_one() -> None:
     world = World(milvus(replicas=2))
     world.server.when("create", "pods", lambda one: world.remove("pods", one.name), after=True)

@@ -47,7 +47,9 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     kept = [name for name in after if after[name] == before[name]]
     assert kept == ["x-0", "x-2"]
     assert [*after] == ["x-0", "x-1", "x-2"]
-    note = "adopted pods x-0, x-1, x-2, x-3: no controller, but the labels of this Milvus"
+    note = (
+        "adopted pods x-0, x-1, x-2, x-3: it had no controller, but has the labels of this Milvus"
+    )
     assert f"Adopted: {note}" in world.events()
 
 

@@ -102,6 +102,17 @@ def test_what_the_end_of_a_pass_cuts_off_goes_first_in_the_next() -> None:
     assert world.names("create", "pods")[2] == "c-1"
 
 
+def test_a_burst_that_was_cut_off_goes_on_before_others_begin() -> None:
+    world = at_rest(milvus("a"))
+    world.add(milvus("z", replicas=20))
+    world.server.delay("create", "pods", 1)
+    world.operator.run_pass()
+    world.change("a", replicas=20)
+    world.forget()
+    world.operator.run_pass()
+    assert world.names("create", "pods") == sorted(f"z-{number}" for number in range(10, 20))
+
+
 def test_no_two_visits_in_a_row_leave_the_status_as_it_was() -> None:
     """Here something deletes each new pod, so that each visit has something to do."""
     world = at_rest(milvus())

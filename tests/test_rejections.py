@@ -58,6 +58,26 @@ def test_after_a_write_without_an_answer_all_of_its_milvus_waits_and_no_other() 
     assert len(world.pods()) == 11
 
 
+def test_the_wait_after_a_write_without_an_answer_ends_with_the_next_answer() -> None:
+    world = World(milvus())
+    world.server.fault("create", "pods", "reset", times=6)
+    world.run(200)
+    assert world.times("create", "pods")[-1] >= 32
+    world.forget()
+    world.remove("pods", "x-0")
+    world.server.fault("create", "pods", "reset", times=1)
+    world.run(20)
+    assert world.times("create", "pods")[0] < 6, "it starts anew"
+
+
+def test_a_webhook_that_fails_is_asked_once_in_a_pass() -> None:
+    """It would fail for the other pods, too, perhaps after its timeout."""
+    world = World(milvus(replicas=50))
+    rule = world.server.reject("create", "pods", 500, "a webhook fails", "InternalError")
+    world.passes(4)
+    assert rule.hits == 4
+
+
 def test_a_server_that_asks_to_come_later_is_left_alone_by_that_milvus() -> None:
     world = World(milvus(replicas=50))
     rule = world.server.reject("create", "pods", 429, "too many requests", "TooManyRequests")

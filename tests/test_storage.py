@@ -99,7 +99,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.server.fail("x-0")
     world.live(3)
     message = world.condition("x", "Ready")["message"]
-    assert message.endswith("x-0: its claim data-x-0 is being deleted, and waited for")
+    assert message.endswith("x-0: waiting until its claim data-x-0 has been deleted")
     world.server.set_pod("x-1", ready=False)
     world.change("x", image="milvus:2")
     world.live(10)
@@ -108,12 +108,12 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
         world.server.set_pod(name, ready=True)
     world.live(3)
     message = world.condition("x", "Ready")["message"]
-    assert message.endswith("x-0: its claim data-x-0 is being deleted, and waited for")
+    assert message.endswith("x-0: waiting until its claim data-x-0 has been deleted")
     world.remove("pods", "x-0")
     world.live(3)
     assert "x-0" not in world.pods()
     message = world.condition("x", "Ready")["message"]
-    assert message.endswith("x-0: its claim data-x-0 is being deleted, and waited for")
+    assert message.endswith("x-0: waiting until its claim data-x-0 has been deleted")
     world.patch(CLAIMS, "data-x-0", finalizers=None)
     world.live(3)
     assert "x-0" in world.pods()
