@@ -744,7 +744,7 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, waiting: set[int]) -> Iterator[Ac
                 "adopt", ordinal, pod, "it had no controller, but has the labels of this Milvus"
             )
         elif ordinal not in mine:
-            continue  # `why_name_is_taken` tells whose it is
+            continue  # where it is in the way, a create fails and tells whose it is
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif is_finished(pod) and ordinal not in waiting:
@@ -887,9 +887,10 @@ def status_of(
     """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
     mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
+    problems = dict(problems)
     for ordinal in held_back(spec, claims):
         text = f"waiting until its claim {claim_name(milvus, ordinal)} has been deleted"
-        problems = {ordinal: Why(PENDING, text), **problems}
+        problems.setdefault(ordinal, Why(PENDING, text))
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
@@ -1213,9 +1214,11 @@ class Api:
         has rejected the credentials, and renew a token that has expired. Raises Unusable."""
         if self.is_rejected:
             self.use(self.reload())
-        self.is_rejected = True  # if the renewal fails
-        self.renew(self.client)
-        self.is_rejected = False
+        try:
+            self.renew(self.client)
+        except Unusable:
+            self.is_rejected = True
+            raise
 
     def may_write(self) -> bool:
         return self.clock() < self.deadline and not self.stopping.is_set()
@@ -1305,8 +1308,8 @@ class Api:
 
     def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
         """Change an object, unless somebody else has changed it since it was listed."""
-        unchanged = {"metadata": pick(obj["metadata"], ["resourceVersion"])}
-        body = overlay(unchanged, change)
+        metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
+        body = change | {"metadata": metadata}
         self.request("patch", resource, obj["metadata"], body=body, **options)
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
@@ -1316,9 +1319,9 @@ class Api:
     def check(self, pod: Obj) -> None:
         """Find out by a dry run, under another name, whether the API server accepts such a pod.
         A taken name or an exceeded quota is no objection: the old pod will make room."""
-        renamed = overlay(pod, {"metadata": {"name": f"{name_of(pod)}-check"}})
+        metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
         try:
-            self.create(self.pods, renamed, dry_run="All")
+            self.create(self.pods, pod | {"metadata": metadata}, dry_run="All")
         except ApiError as error:
             if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
                 raise
@@ -1431,6 +1434,7 @@ class Visit:
         now = self.began = self.api.clock()
 
         # 1. Decide what to do, and forget what is no longer to do.
+        #    (What is refused now must also wait now, or a roll could take down two pods.)
         actions = self.plan(retries.refused(now))
         retries.keep_only(self.keys(actions), now)
 
@@ -1521,7 +1525,7 @@ class Visit:
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
         retries = self.last.retries
-        if status.items() <= self.milvus.get("status", {}).items():
+        if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
             retries.done(STATUS, self.api.clock())
             return True
         if not self.api.may_write():
@@ -1773,7 +1777,8 @@ class Operator:
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next: few after a change, so that a roll
-        waits for its pods, not for passes."""
+        waits for its pods, not for passes; but so many that lists take a fifth of the time at most.
+        """
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
@@ -2093,7 +2098,7 @@ def main(
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
     start_log(verbose, log_format)
     connection = connect(kubeconfig, context, workers)
-    # OLM sets the variable to an empty text for all namespaces.
+    # OLM sets the variable to an empty text for all namespaces; click passes over such a variable.
     everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
     default = None if everywhere else connection.namespace
     managed = chosen or [default]
