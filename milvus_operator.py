@@ -347,6 +347,9 @@ def environment(settings: Mapping[str, str]) -> list[Obj]:
     ]
 
 
+# A setting's name has three forms. As its owner writes it: milvus.proxy.maxNameLength. As it is
+# compared (`canonical`): proxymaxnamelength. As it is handed on (`as_variable`):
+# milvus.proxy.maxnamelength.
 def canonical(name: str) -> str:
     """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one."""
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
@@ -804,6 +807,14 @@ def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refu
     return len(waited_for) + len(leaving)
 
 
+# A pod that is desired and …              is replaced       a roll waits for it
+#   missing                                no                yes, unless another owner has its name
+#   up to date and Ready                   no                no
+#   up to date and not Ready               no                yes
+#   outdated and Ready                     in its turn       no
+#   outdated, its node fell silent         in its turn       no
+#   outdated and serving nobody            at once           yes, unless the API server refuses it
+#   ended, or ending                       no                yes
 def is_waited_for(ordinal: int, mine: Objs, outdated: list[int], refused: Refused) -> bool:
     """Whether a roll waits for this desired pod, because it is missing or not Ready. It does not
     wait for a name that a pod of another owner has. It does not wait for an outdated pod whose
@@ -1121,6 +1132,7 @@ def rejection(error: ApiException) -> ApiError:
 
 
 # --- What is kept of the lists ---
+# Nothing that follows the items of a list contains a bracket, whatever the order of its keys.
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 METADATA = (
     "name",
@@ -1378,7 +1390,9 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     said: str = ""  # the message that the log has last said about the state
-    is_told: bool = True  # False: the last visit has left the status out of date
+    # Whether the status is right. A visit that does something leaves it out of date, once: then it
+    # is False, and the next visit writes the status, even if that does something, too.
+    is_told: bool = True
     cut_since: float = inf  # when the end of a pass first cut it off; inf: it did not
     is_left: bool = True  # whether something is left that the next pass can do
     versions: Sequence[str] = ()  # of what it has seen
@@ -1505,8 +1519,8 @@ class Visit:
             if error.is_lost and not retries.tries_once:
                 retries.failed(ANSWER, now, error.why)
             # An older CRD does not even have a status: it must not be tried in each pass.
-            is_in_vain = key == STATUS and not retries.tries_once
-            if is_in_vain or not error.is_stale:
+            backs_off_anyway = key == STATUS and not retries.tries_once
+            if backs_off_anyway or not error.is_stale:
                 retries.failed(key, now, error.why, is_refused=not error.is_lost)
             return error
         retries.done(key, self.api.clock())
