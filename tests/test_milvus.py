@@ -22,6 +22,7 @@ from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
 from local import controlplane
+from tests.lib import kubelet
 from tests.lib.kit import TOP, Kube, Obj, eventually, http_get, output_of
 
 SETTINGS = """
@@ -171,16 +172,7 @@ def generated(installed: Path, home: Path, pod: Obj) -> Server:
     assert container["args"] == ["milvus", "run", "standalone"]
     probe = container["readinessProbe"]["httpGet"]
     assert (probe["port"], probe["path"]) == (9091, "/healthz")
-    env = {one["name"]: one["value"].replace("$$", "$") for one in container["env"]}
-    (path,) = [one["mountPath"] for one in container["volumeMounts"] if one.get("readOnly")]
-    (items,) = [
-        one["downwardAPI"]["items"] for one in pod["spec"]["volumes"] if "downwardAPI" in one
-    ]
-    files = dict[str, str]()
-    for item in items:  # as the downward API does
-        annotation = item["fieldRef"]["fieldPath"].split("'")[1]
-        files[f"{path}/{item['path']}"] = pod["metadata"]["annotations"][annotation]
-    return Server(installed, home, env, files)
+    return Server(installed, home, kubelet.variables(pod), kubelet.files(pod))
 
 
 @contextlib.contextmanager
@@ -241,8 +233,8 @@ def test_data_from_elsewhere_is_found_in_a_generated_pod(
     if origin == "an earlier pod":
         path = "/milvus/configs/advanced/etcd.yaml"
         env = {"ETCD_CONFIG_PATH": path, "ETCD_ENDPOINTS": "localhost:2479"}
-        names = {one["name"]: one["value"] for one in pod["spec"]["containers"][0]["env"]}
-        before = Server(installed, tmp_path / "earlier", names | env, {path: IMAGES_ETCD})
+        env = kubelet.variables(pod) | env
+        before = Server(installed, tmp_path / "earlier", env, {path: IMAGES_ETCD})
     if origin == "Docker":
         files = {SCRIPT["ETCD_CONFIG_PATH"]: SCRIPTS_ETCD}
         before = Server(installed, tmp_path / "docker", SCRIPT, files)

@@ -17,6 +17,7 @@ import yaml
 
 import milvus_operator as mo
 from local import controlplane
+from tests.lib import kubelet
 from tests.lib.kit import TOP, Obj
 from tests.lib.objects import milvus
 
@@ -79,14 +80,13 @@ def read_by(program: Path, home: Path, spec: Obj, settings: list[str], groups: l
     """What the program reads where it has the variables and the files of a pod."""
     there = milvus(**spec)
     pod = mo.new_pod(there, mo.spec_of(there), 0)
-    (container,) = pod["spec"]["containers"]
+    (path, text), *others = kubelet.files(pod).items()
+    assert not others
     file = home / "etcd.yaml"
-    file.write_text(pod["metadata"]["annotations"][mo.ETCD_ANNOTATION])
+    file.write_text(text)
     env = {"HOME": str(home), "MILVUSCONF": str(home)}
-    for variable in container["env"]:
-        value = variable["value"].replace("$$", "$")  # as by the kubelet
-        value = value.replace(f"{mo.CONFIG}/{mo.ETCD_FILE}", str(file))
-        env[variable["name"]] = value.replace(mo.DATA, str(home))
+    for name, value in kubelet.variables(pod).items():
+        env[name] = value.replace(path, str(file)).replace(mo.DATA, str(home))
     asked = json.dumps({"settings": settings, "groups": groups})
     done = subprocess.run(
         [program], env=env, cwd=home, input=asked, capture_output=True, text=True, timeout=60

@@ -1,0 +1,22 @@
+"""What a kubelet makes of a generated pod's container, where there is none."""
+
+from tests.lib.front import Obj
+
+
+def variables(pod: Obj) -> dict[str, str]:
+    """The environment; $$ stands for one $."""
+    (container,) = pod["spec"]["containers"]
+    return {one["name"]: one["value"].replace("$$", "$") for one in container["env"]}
+
+
+def files(pod: Obj) -> dict[str, str]:
+    """What the downward API mounts, by path."""
+    (container,) = pod["spec"]["containers"]
+    found = dict[str, str]()
+    for volume in pod["spec"]["volumes"]:
+        for item in volume.get("downwardAPI", {}).get("items", []):
+            mounts = container["volumeMounts"]
+            (path,) = [one["mountPath"] for one in mounts if one["name"] == volume["name"]]
+            annotation = item["fieldRef"]["fieldPath"].split("'")[1]
+            found[f"{path}/{item['path']}"] = pod["metadata"]["annotations"][annotation]
+    return found
