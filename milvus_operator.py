@@ -666,6 +666,7 @@ Refused = Mapping[Key, str]  # what the API server has refused, and still backs 
 Problems = Mapping[int, Why]  # what has failed, by ordinal
 
 OUTDATED = "the template is outdated"
+ORPHANED = "without a controller, but with the labels of this Milvus"
 
 
 class Action(NamedTuple):
@@ -728,24 +729,21 @@ def decide(
     all pods alike comes last, because such a failure ends what is done in a pass."""
     mine = members(milvus, named)
     waiting = held_back(spec, claims)
-    yield from tidy(milvus, spec, named, waiting)
-    yield from complete(milvus, spec, named, claims)
+    yield from tidy(milvus, spec, named, mine, waiting)
+    yield from complete(milvus, spec, named, mine, claims, waiting)
     yield from roll(spec, mine, waiting, refused)
     for ordinal, claim in sorted(claims.items()):
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
 
-def tidy(milvus: Obj, spec: Spec, named: Objs, waiting: set[int]) -> Iterator[Action]:
+def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, waiting: set[int]) -> Iterator[Action]:
     """Adopt orphans, delete surplus pods, and those that have ended."""
-    mine = members(milvus, named)
     for ordinal, pod in sorted(named.items()):
         if is_ending(pod):
             continue
         if is_orphan(milvus, pod):
-            yield Action(
-                "adopt", ordinal, pod, "it had no controller, but has the labels of this Milvus"
-            )
+            yield Action("adopt", ordinal, pod, ORPHANED)
         elif ordinal not in mine:
             continue  # where it is in the way, a create fails and tells whose it is
         elif ordinal >= spec.replicas:
@@ -754,11 +752,12 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, waiting: set[int]) -> Iterator[Ac
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
-def complete(milvus: Obj, spec: Spec, named: Objs, claims: Objs) -> Iterator[Action]:
+def complete(
+    milvus: Obj, spec: Spec, named: Objs, mine: Objs, claims: Objs, waiting: set[int]
+) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
-    mine = members(milvus, named)
     taken = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*mine, *taken, *held_back(spec, claims)}
+    not_missing = {*mine, *taken, *waiting}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
@@ -870,7 +869,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
     if spec.updates_on_delete:
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
         if outdated:
-            text += f", {len(outdated)} of which stay outdated until somebody deletes them"
+            text += f"; outdated until somebody deletes them: {len(outdated)}"
     else:
         unready |= outdated  # after those that a rolling update waits for
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
@@ -2081,7 +2080,10 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
 @click.option("--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a list.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=16, help="Milvus resources served at once."
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=16,
+    help="Milvus resources handled in parallel.",
 )
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")

@@ -157,7 +157,7 @@ def test_with_on_delete_an_owner_chooses_the_hour_and_may_resize_a_pod(
     settle(operator)
     kube.kubectl("wait", "--for=condition=Ready", "mi/x", "--timeout=5s")
     assert kube.get()["status"]["updatedReplicas"] == 0
-    assert "2 of which stay outdated" in kube.condition("Ready")["message"]
+    assert "outdated until somebody deletes them: 2" in kube.condition("Ready")["message"]
     status = kube.all_pods()["x-0"]["status"]  # a kubelet that can resize tells the resources
     status["containerStatuses"][0]["resources"] = {"limits": {"memory": "1Gi"}}
     patch = json.dumps({"status": {"containerStatuses": status["containerStatuses"]}})

@@ -283,7 +283,7 @@ def test_with_on_delete_outdated_pods_stay_and_ready_does_not_wait_for_them() ->
     done = sorted(f"{action.verb} {action.ordinal}" for action in actions)
     assert done == ["create 3", "delete 5", "grow 0", "grow 1", "grow 2", "grow 3", "restart 2"]
     assert conditions(milvus(2, updateStrategy={"type": "OnDelete"}), pods("x-0 old, x-1")) == {
-        "Ready": "True Ready: 2 of 2 pods are ready, 1 of which stay outdated until somebody deletes them",
+        "Ready": "True Ready: 2 of 2 pods are ready; outdated until somebody deletes them: 1",
         "Reconciled": f"True Reconciled: {mo.MATCHING}",
     }
     rolling = milvus(2, updateStrategy={"type": "RollingUpdate"})

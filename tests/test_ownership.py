@@ -48,7 +48,7 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     assert kept == ["x-0", "x-2"]
     assert [*after] == ["x-0", "x-1", "x-2"]
     note = (
-        "adopted pods x-0, x-1, x-2, x-3: it had no controller, but has the labels of this Milvus"
+        "adopted pods x-0, x-1, x-2, x-3: without a controller, but with the labels of this Milvus"
     )
     assert f"Adopted: {note}" in world.events()
 
