@@ -16,17 +16,18 @@ NAMESPACE :=
 else ifeq ($(strip $(NAMESPACE)),)
 $(error NAMESPACE is empty: give a name, or leave it out for all namespaces)
 endif
-# deploy.yaml with this image and, if NAMESPACE is set, for that namespace alone: with a Role there.
-MANIFEST = sed -e 's|image: milvus-polling-operator:0.1.0|image: $(IMAGE)|' $(if $(NAMESPACE),$(ONLY)) deploy.yaml
-ONLY = -e '1,/^---$$/d' -e 's/ClusterRole/Role/g' -e 's/--all-namespaces, //' \
-	-e 's/: milvus-polling-operator-system/: $(NAMESPACE)/' \
-	-e 's/^metadata: {\(.*\)}/metadata: {\1, namespace: $(NAMESPACE)}/'
+# kustomize makes what is deployed: deploy.yaml, or the manifest for one namespace, with this image.
+RENDER = { folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && printf '%s\n' $(OVERLAY) >"$$folder/kustomization.yaml" && \
+	$(KUBECTL) kustomize --load-restrictor=LoadRestrictionsNone "$$folder"; }
+OVERLAY = 'resources: [$(CURDIR)/$(if $(NAMESPACE),samples/one-namespace/operator.yaml,deploy.yaml)]' \
+	$(if $(NAMESPACE),'namespace: $(NAMESPACE)') 'patches:' '- target: {kind: Deployment}' \
+	'  patch: "- {op: replace, path: /spec/template/spec/containers/0/image, value: $(IMAGE)}"'
 DOCKER ?= docker
 ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
 	else echo "Without a terminal, this needs YES=1."; fi; \
 	[ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }
 
-.PHONY: help demo check test test-all matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
+.PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -43,19 +44,22 @@ test: $(VENV)/ready ## run the tests that a change must pass (PYTEST_ARGS='-k ro
 test-all: $(VENV)/ready ## run all tests, also those that take many minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
+e2e: needs-image $(VENV)/e2e ## try all of it on the cluster of the current kubeconfig (IMAGE=…, MILVUS=…)
+	$(BIN)/python -m local.e2e $(if $(MILVUS),--milvus=$(MILVUS)) $(IMAGE)
+
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
-	$(BIN)/python -m tools.matrix
+	$(BIN)/nox
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/bench ## measure it and its peers; write docs/reports/benchmark.md
+bench: $(VENV)/ready ## measure it; write docs/reports/benchmark.md
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
-soak: $(VENV)/ready ## change and break things for an hour (MINUTES=5 for less)
-	$(BIN)/python -m tools.soak $(MINUTES)
+soak: $(VENV)/ready ## change and break things for an hour, and watch what grows (MINUTES=5 for less)
+	MINUTES=$(MINUTES) $(BIN)/python -m pytest -s -k soak tests/test_faults.py
 
 install: ## install the CRD in the current kubeconfig's cluster
 	$(KUBECTL) apply -f crd.yaml
@@ -77,7 +81,11 @@ lock: $(VENV)/ready ## pin the newest packages that requirements.txt allows
 	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version=3.13 --python-platform=linux \
 		--custom-compile-command='make lock' --output-file=requirements.lock requirements.txt
 
-deploy: ## run the operator as a pod there (IMAGE=…, NAMESPACE=…)
+deploy: needs-image ## run the operator as a pod there (IMAGE=…, NAMESPACE=…)
+	$(RENDER) | $(KUBECTL) apply -f -
+
+.PHONY: needs-image
+needs-image:
 ifeq ($(origin IMAGE),file)
 	@echo "No image is published yet. Build one, and bring it to where the nodes of your cluster find it:"
 	@echo "  kind:       make image && kind load docker-image $(IMAGE) && make deploy IMAGE=$(IMAGE)"
@@ -85,7 +93,6 @@ ifeq ($(origin IMAGE),file)
 	@echo "  a registry: make image IMAGE=<registry>/$(IMAGE) && docker push <registry>/$(IMAGE) && make deploy IMAGE=<registry>/$(IMAGE)"
 	@exit 1
 endif
-	$(MANIFEST) | $(KUBECTL) apply -f -
 
 undeploy: ## delete the operator and its namespace (NAMESPACE=…)
 ifdef NAMESPACE
@@ -95,18 +102,17 @@ else
 endif
 	@echo "The CRD stays, and every Milvus that remains keeps running, but is no longer managed by this operator."
 	@$(ASK)
-	$(MANIFEST) | $(KUBECTL) delete -f - --ignore-not-found
+	$(RENDER) | $(KUBECTL) delete -f - --ignore-not-found
 
 .PHONY: manifest
 manifest: ## print what 'make deploy' applies (IMAGE=…, NAMESPACE=…)
-	@$(MANIFEST)
+	@$(RENDER)
 
 bundle: $(VENV)/run ## make the bundle for OLM in dist/ (IMAGE=…)
 	$(BIN)/python -m tools.release bundle dist $(IMAGE)
 
 # With DOCKER=podman or buildah, the image is one of the files.
 release: $(VENV)/run ## make the files of a release in dist/ (IMAGE=…)
-	$(BIN)/python -m tools.fingerprint
 	rm -rf dist
 	$(BIN)/python -m tools.release release dist $(IMAGE)
 	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/milvus-polling-operator-0.1.0-namespaced.yaml
@@ -118,13 +124,13 @@ endif
 	cd dist && sha256sum milvus* > SHA256SUMS
 
 clean: ## remove the virtual environments and the tools' caches
-	rm -rf dist build *.egg-info .venv* .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist build *.egg-info .venv* .nox .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/run: requirements.txt
 $(VENV)/ready: $(VENV)/run tests/requirements.txt
-$(VENV)/bench: $(VENV)/ready benchmarks/requirements.txt
-$(VENV)/run $(VENV)/ready $(VENV)/bench:
+$(VENV)/e2e: $(VENV)/ready local/requirements-e2e.txt
+$(VENV)/run $(VENV)/ready $(VENV)/e2e:
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making a virtual environment in $(VENV)"; \
 		$(NEW) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")' && \
 		$(NEW) -m venv --clear $(VENV); }

@@ -2,6 +2,7 @@
 
     python -m local.controlplane            # start one, print how to use it, and stop it on Ctrl-C
     python -m local.controlplane build      # only build its binaries, into the cache
+    python -m local.controlplane build v1.34.4    # only this kube-apiserver; prints its folder
 
 kwok simulates the node and its kubelet; the rest is real. The commands are built once, into a cache
 folder, from the Go modules that modules/go.mod pins, unless the folder KUBEBUILDER_ASSETS has them.
@@ -109,6 +110,26 @@ def cache(name: str = "controlplane", module: Path = MODULES, *options: str) -> 
     return caches() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
+def apiserver(version: str) -> Path:
+    """A folder with kube-apiserver of another version, built if it is missing. Raises Unavailable.
+
+    The version pins everything: its own go.mod names the versions of its dependencies, and Go
+    verifies downloads with the public checksum database.
+    """
+    pinned = (MODULES / "go.mod").read_text()
+    replaced = pinned[pinned.index("replace (") :]
+    replaced = re.sub(r" v0\.\S+", version.replace("v1", " v0", 1), replaced)
+    with tempfile.TemporaryDirectory() as name:
+        module = Path(name)
+        required = f"go 1.26.0\n\nrequire k8s.io/kubernetes {version}"
+        (module / "go.mod").write_text(f"module controlplane\n\n{required}\n\n{replaced}")
+        folder = cache(f"kube-apiserver-{version}", module, "-mod=mod")
+        if not (folder / "kube-apiserver").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            build(["kube-apiserver"], folder, module, "-mod=mod")
+    return folder
+
+
 def flags(module: Path, *options: str) -> list[str]:
     """How Go builds: without what debuggers need, and with the version that commands report."""
     version = re.search(r"k8s.io/kubernetes (v\S+)", (module / "go.mod").read_text())
@@ -166,17 +187,26 @@ def go(module: Path, temporary: Path, *arguments: str, total: int = 0) -> list[s
 
 
 def tell(process: subprocess.Popen[str], lines: list[str], total: int) -> None:
-    """Say every few seconds what Go does, and how far it is."""
+    """Say every few seconds what Go does, how far it is, and how long it will take."""
     started = time.monotonic()
     while process.poll() is None:
         what = lines[-1] if lines else "starting"
-        far = f"{len(lines)} of {total} packages compiled" if total else f"{len(lines)} modules"
-        if len(lines) == total:
-            what = "linking"
         if total or what.startswith("go: "):  # else it is a list of what is to be compiled
             seconds = time.monotonic() - started
+            far = progress(len(lines), total, seconds) if total else f"{len(lines)} modules"
             say(f"{what.removeprefix('go: ')} ({far}, {seconds:.0f} s)", over=True)
         time.sleep(0.5 if sys.stderr.isatty() else 5)
+
+
+def progress(done: int, total: int, seconds: float) -> str:
+    """How far a build is, and how long it will take at the speed so far."""
+    if done >= total:
+        return "all packages compiled, linking"
+    far = f"{done} of {total} packages compiled"
+    if done < total / 20:
+        return far
+    left = seconds * (total - done) / done
+    return f"{far}, about {left / 60:.0f} min left" if left > 90 else f"{far}, {left:.0f} s left"
 
 
 def start_once(command: str, binary: Path) -> None:
@@ -467,6 +497,9 @@ def main(arguments: list[str]) -> int:
             return supervise(arguments[0] == "supervise", arguments[1:])
         if arguments == ["build"]:
             commands()
+            return 0
+        if arguments[:1] == ["build"]:
+            print(apiserver(arguments[1]))
             return 0
         with ControlPlane() as plane:
             say(f"it is up; for tests: CONTROL_PLANE={plane.folder}; Ctrl-C stops it")

@@ -6,19 +6,13 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from local.controlplane import ControlPlane
 from tests.lib.front import target_of
-from tests.lib.kit import TOP, Kube, Obj, eventually, new_operator, output_of, settle
+from tests.lib.kit import TOP, Kube, Obj, eventually, new_operator, settle
 from tests.lib.objects import by_kind
 from tests.lib.wire import Wire
 
 Permission = tuple[str, str, str]  # verb, resource, group
 IMPLIED = ("update", "milvuses/finalizers", "zilliz.com")  # it is needed for blockOwnerDeletion
-
-
-def manifest(*options: str) -> dict[str, Obj]:
-    """What an installation applies, by kind."""
-    return by_kind(output_of("make", "-s", "manifest", *options))
 
 
 def granted(role: Obj) -> set[Permission]:
@@ -31,27 +25,8 @@ def granted(role: Obj) -> set[Permission]:
     }
 
 
-PERMISSIONS = granted(manifest("NAMESPACE=any")["Role"])
-
-
-def test_kustomize_and_make_apply_the_same_objects(plane: ControlPlane) -> None:
-    """Without make, `kubectl apply -k` is the way in."""
-
-    def rendered(folder: str) -> dict[str, Obj]:
-        return by_kind(output_of(str(plane.kubectl), "kustomize", folder))
-
-    everything = rendered(".")
-    crd = everything.pop("CustomResourceDefinition")
-    assert crd == yaml.safe_load((TOP / "crd.yaml").read_text())
-    assert everything == manifest()
-    assert rendered("samples/one-namespace") == manifest("NAMESPACE=milvus")
-    assert granted(everything["ClusterRole"]) == PERMISSIONS
-
-
-def test_make_deploy_without_an_image_says_how_to_get_one() -> None:
-    said = output_of("make", "deploy", code=2)
-    for way in ("kind load docker-image", "minikube image build", "docker push"):
-        assert way in said
+EVERYWHERE = by_kind((TOP / "deploy.yaml").read_text())
+PERMISSIONS = granted(EVERYWHERE["ClusterRole"])
 
 
 def live(kube: Kube, operator: mo.Operator) -> None:
@@ -82,23 +57,20 @@ def live(kube: Kube, operator: mo.Operator) -> None:
 
 
 @pytest.fixture
-def installed(kube: Kube) -> Iterator[dict[str, Obj]]:
-    """Applies the manifest of an installation for all namespaces."""
-    documents = manifest()
-    namespace = mo.namespace_of(documents["Deployment"])
-    options = ("-n", namespace, "-f", "-")
-    text = yaml.safe_dump_all(documents.values())
-    kube.kubectl("apply", *options, stdin=text)
-    yield documents
-    kube.kubectl("delete", *options, "--wait=false", stdin=text)
+def installed(kube: Kube) -> Iterator[str]:
+    """Applies deploy.yaml; its namespace."""
+    namespace = mo.namespace_of(EVERYWHERE["Deployment"])
+    options = ("-n", namespace, "-f", str(TOP / "deploy.yaml"))
+    kube.kubectl("apply", *options)
+    yield namespace
+    kube.kubectl("delete", *options, "--wait=false")
 
 
 @pytest.mark.platform
 def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
-    kube: Kube, wire: Wire, installed: dict[str, Obj], caplog: pytest.LogCaptureFixture
+    kube: Kube, wire: Wire, installed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    namespace = mo.namespace_of(installed["Deployment"])
-    token = kube.kubectl("create", "token", mo.MANAGER, "-n", namespace)
+    token = kube.kubectl("create", "token", mo.MANAGER, "-n", installed)
     operator = new_operator(kube, server=wire.url, token=token.strip())
     operator.namespaces = [None]
     live(kube, operator)
@@ -107,7 +79,7 @@ def test_the_rules_grant_exactly_the_permissions_that_the_operator_uses(
     for request in wire.requests:
         used.add(target_of(request.verb, request.path)[:3])
         assert request.code != 403 or kube.ns not in request.path
-    assert used == granted(installed["ClusterRole"]) == PERMISSIONS
+    assert used == PERMISSIONS
     adopted = kube.all_pods()["x-0"]
     assert mo.controller_of(adopted) == mo.owner_reference(kube.get())
     size = "jsonpath={.items[*].spec.resources.requests.storage}"
@@ -120,11 +92,13 @@ def test_a_missing_permission_is_named_once_for_each_milvus(
     kube: Kube, missing: Permission, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In an installation for one namespace."""
-    documents = manifest(f"NAMESPACE={kube.ns}")
-    documents["Role"]["rules"] = [
+    rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for verb, resource, group in PERMISSIONS - {missing}
     ]
+    manifest = (TOP / "samples/one-namespace/operator.yaml").read_text()
+    documents = by_kind(manifest.replace("namespace: milvus", f"namespace: {kube.ns}"))
+    documents["Role"]["rules"] = rules
     text = yaml.safe_dump_all(documents.values())
     kube.kubectl("apply", "-f", "-", stdin=text)
     token = kube.kubectl("create", "token", mo.MANAGER)
