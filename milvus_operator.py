@@ -296,14 +296,29 @@ DEFAULTS = {
 }
 DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 
+IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
 # Parts of a configuration that are used only with some values of another setting. If one is named
 # while it is not used, the data would lie elsewhere than its owner thinks.
 PARTS = {
-    "minio": ("common.storageType", ("remote", "minio", "opendal")),
+    "minio": ("common.storageType", IN_BUCKET),
     "etcd.endpoints": ("etcd.use.embed", ("false",)),
     "kafka": ("mq.type", ("kafka",)),
     "pulsar": ("mq.type", ("pulsar",)),
     "woodpecker": ("mq.type", ("woodpecker",)),
+}
+# Where data lies in the container, if another setting has this value. A path that is on no volume is
+# lost whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
+PLACES = {
+    "etcd.data.dir": ("etcd.use.embed", "true"),
+    "localStorage.path": ("common.storageType", "local"),
+    "rocksmq.path": ("mq.type", "rocksmq"),
+}
+# What all replicas would share, with these values of a setting, unless another setting is different
+# in each pod, which only `valueFrom` can do. Each would delete the data of the others.
+SHARED = {
+    "common.storageType": (IN_BUCKET, "minio.rootPath"),
+    "etcd.use.embed": (("false",), "etcd.rootPath"),
+    "mq.type": (("kafka", "pulsar"), "msgChannel.chanNamePrefix.cluster"),
 }
 
 # More YAML events than any real configuration has; a setting takes two. So no text takes long.
@@ -488,7 +503,7 @@ def spec_of(milvus: Obj) -> Spec:
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    check_parts(new_pod(milvus, spec, 0))
+    check_data(new_pod(milvus, spec, 0), spec.replicas)
     if spec.storage:
         new_claim(milvus, spec, 0)
     return spec
@@ -641,22 +656,70 @@ def identity(list_name: str, item: Obj) -> str:
     return value
 
 
-def check_parts(pod: Obj) -> None:
-    """Raises Invalid if a part of the configuration is named that is not used."""
-    variables: list[Obj] = []
-    for container in pod["spec"].get("containers") or []:
-        if container.get("name") == CONTAINER:
-            variables = container.get("env") or []
-    ours = environment({})
+def check_data(pod: Obj, replicas: int) -> None:
+    """Raises Invalid if the settings of a pod would put data where its owner does not expect it."""
+    containers = pod["spec"].get("containers") or []
+    container = next((one for one in containers if one.get("name") == CONTAINER), {})
+    variables = container.get("env") or []
+    # None: the value comes from elsewhere, such as a Secret.
     values = {identity("env", item): item.get("value") for item in variables}
+    check_parts(variables, values)
+    for setting, (decider, value) in PLACES.items():
+        path = values.get(canonical(setting))
+        if path is not None and has(values, decider, (value,)):
+            volume = volume_at(path, container, pod)
+            check_volume(setting, volume, values, replicas)
+    if replicas > 1:
+        check_sharing(values)
+
+
+def has(values: Obj, setting: str, any_of: Sequence[str]) -> bool:
+    return str(values.get(canonical(setting))).lower() in any_of
+
+
+def check_parts(variables: list[Obj], values: Obj) -> None:
+    """Raises Invalid if a part of the configuration is named that is not used."""
+    ours = environment({})
     theirs = {identity("env", item) for item in variables if item not in ours}
     for part, (decider, used_with) in PARTS.items():
-        value = values.get(canonical(decider))  # None: it comes from a Secret, for example
-        is_used = value is None or str(value).lower() in used_with
         is_named = any(name.startswith(canonical(part)) for name in theirs)
+        is_used = values.get(canonical(decider)) is None or has(values, decider, used_with)
         if is_named and not is_used:
             advice = f"set {decider} to {used_with[0]}, or leave {part} out"
             raise Invalid(f"{part} is set, but has no effect: {advice}")
+
+
+def volume_at(path: str, container: Obj, pod: Obj) -> Obj:
+    """The volume that this path of the container is on, or an empty mapping."""
+    folders = {str(m.get("mountPath")).rstrip("/"): m for m in container.get("volumeMounts") or []}
+    above = [folder for folder in folders if f"{path}/".startswith(f"{folder}/")]
+    if not above:
+        return {}
+    name = folders[max(above, key=len)].get("name")
+    volumes = pod["spec"].get("volumes") or []
+    return next((volume for volume in volumes if volume.get("name") == name), {})
+
+
+def check_volume(setting: str, volume: Obj, values: Obj, replicas: int) -> None:
+    """Raises Invalid if data would be lost with the container, with the pod, or to a replica."""
+    if not volume:
+        raise Invalid(f"{setting} is not on a volume of the pod: its data would be lost")
+    is_bucket = has(values, "common.storageType", IN_BUCKET)
+    if setting == "etcd.data.dir" and is_bucket and "emptyDir" in volume:
+        text = "the vectors are in object storage, but etcd, which knows them, is on an emptyDir"
+        raise Invalid(f"{text}: set spec.storage")
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+    if replicas > 1 and claim and not claim.startswith("data-"):  # that of spec.storage does
+        raise Invalid(f"all replicas would use the claim {claim}: set spec.replicas to 1")
+
+
+def check_sharing(values: Obj) -> None:
+    """Raises Invalid if several replicas would use the same data."""
+    for setting, (with_values, own) in SHARED.items():
+        is_given_by_pod = canonical(own) in values and values[canonical(own)] is None
+        if has(values, setting, with_values) and not is_given_by_pod:
+            text = f"with this {setting}, all replicas would use the same data"
+            raise Invalid(f"{text}: set spec.replicas to 1, or {own} in each pod by valueFrom")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------

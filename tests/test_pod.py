@@ -157,7 +157,7 @@ def test_a_users_setting_replaces_ours_however_it_is_spelled(name: str) -> None:
     if name in OURS.split():
         del expected["COMMON_STORAGETYPE"]
     sent = name.removeprefix("MILVUS_CONF_").lower()
-    assert environment(new_pod(milvusSpec=f"{name}: minio")) == expected | {sent: "minio"}
+    assert environment(new_pod(milvusSpec=f"{name}: x")) == expected | {sent: "x"}
     variable = {"name": name, "valueFrom": SECRET}
     over = {"name": "milvus", "env": [variable]}
     made = new_pod(pod={"spec": {"containers": [over]}})
@@ -236,7 +236,7 @@ def test_what_is_laid_over_the_pod(over: str, expected: str) -> None:
 def test_what_is_laid_over_the_container(over: str, expected: str) -> None:
     side = {"name": "side", "image": "side:1"}
     changed = {"name": "milvus"} | yaml.safe_load(over)
-    spec = {"containers": [side, changed]}
+    spec = {"containers": [side, changed], "volumes": [{"name": "a"}]}
     made = new_pod(pod={"spec": spec})["spec"]["containers"]
     (plain,) = new_pod()["spec"]["containers"]
     made.remove(side)
@@ -286,7 +286,8 @@ def invalid(settings: str = "", env: str = "[]") -> str:
     """What is wrong with these settings, beside these variables."""
     container = {"name": "milvus", "env": yaml.safe_load(env)}
     pod = {"spec": {"containers": [container]}}
-    return read(milvus(milvusSpec=settings, pod=pod)).invalid
+    kept = {"size": "1Gi"}
+    return read(milvus(1, milvusSpec=settings, pod=pod, storage=kept)).invalid
 
 
 UNUSED = {
@@ -324,13 +325,58 @@ def test_a_part_that_is_named_but_not_used_is_invalid(settings: str, part: str) 
         ("kafka.brokerList: a", "[{name: MQ_TYPE, value: kafka}]"),
         ("pulsar: {address: a}\nmq: {type: pulsar}", "[]"),
         ("woodpecker: {a: b}\nmq.type: woodpecker", "[]"),
-        ("rocksmq: {retentionSizeInMB: 1}\netcd: {rootPath: a}\nlocalStorage.path: /x", "[]"),
+        ("rocksmq: {retentionSizeInMB: 1}\netcd: {rootPath: a}", "[]"),
         ("minio: {address: null}\nkafka: {brokerList: ~}", "[]"),
     ],
 )
 def test_a_part_that_is_used_is_not(settings: str, env: str) -> None:
     """Wherever the deciding setting is; what a Secret decides, nobody here knows."""
     assert invalid(settings, env) == ""
+
+
+# --- Where data lies ---
+KEPT = "storage: {size: 1Gi}"
+BUCKET = "milvusSpec: 'common.storageType: remote'"
+OUTSIDE = "is not on a volume of the pod"
+OWN_CLAIM = "{volumes: [{name: data, persistentVolumeClaim: {claimName: old}}]}"
+OWN_DISK = (
+    "{volumes: [{name: disk, hostPath: {path: /disk}}], "
+    "containers: [{name: milvus, volumeMounts: [{name: disk, mountPath: /disk/}]}]}"
+)
+BY_NAME = "valueFrom: {fieldRef: {fieldPath: metadata.name}}"
+UNSAFE = {
+    # A relative path is in the container's own layer, and so is one beside the volume.
+    f"{{milvusSpec: 'etcd.data.dir: default.etcd', {KEPT}}}": f"etcd.data.dir {OUTSIDE}",
+    "milvusSpec: 'localStorage.path: /data'": f"localStorage.path {OUTSIDE}",
+    f"{{milvusSpec: 'rocksmq.path: /var/lib/milvus2', {KEPT}}}": f"rocksmq.path {OUTSIDE}",
+    BUCKET: "etcd, which knows them, is on an emptyDir: set spec.storage",
+    f"{{replicas: 2, {KEPT}, {BUCKET}}}": "with this common.storageType, all replicas",
+    "{replicas: 2, milvusSpec: 'etcd.use.embed: false'}": "with this etcd.use.embed, all replicas",
+    "{replicas: 2, milvusSpec: 'mq.type: kafka'}": "with this mq.type, all replicas",
+    f"{{replicas: 2, pod: {{spec: {OWN_CLAIM}}}}}": "all replicas would use the claim old",
+}
+SAFE = [
+    f"{{replicas: 2, {KEPT}}}",
+    f"{{milvusSpec: 'localStorage.path: /var/lib/milvus/a', {KEPT}}}",
+    f"{{milvusSpec: 'localStorage.path: /disk/a', pod: {{spec: {OWN_DISK}}}}}",
+    f"{{{KEPT}, {BUCKET}}}",
+    f"{{{BUCKET}, pod: {{spec: {OWN_CLAIM}}}}}",
+    "milvusSpec: '{etcd.use.embed: false, etcd.data.dir: x, common.storageType: remote}'",
+    f"pod: {{spec: {OWN_CLAIM}}}",
+    f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
+    f"env: [{{name: MINIO_ROOTPATH, {BY_NAME}}}]}}]}}}}}}",
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), UNSAFE.items())
+def test_a_spec_that_would_lose_data_is_invalid(spec: str, message: str) -> None:
+    assert message in read(milvus(**{"replicas": 1} | yaml.safe_load(spec))).invalid
+
+
+@pytest.mark.parametrize("spec", SAFE)
+def test_a_spec_that_puts_data_on_a_volume_of_its_own_is_not(spec: str) -> None:
+    assert read(milvus(**{"replicas": 1} | yaml.safe_load(spec))).invalid == ""
+
 
 
 # --- The claim ---
