@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
-# Importing takes a while, and process 1 of a container must not ignore signals meanwhile.
+# Importing takes a while, and process 1 of a container must not ignore signals meanwhile. With
+# --once, nothing has been done then.
 if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(_signum, lambda *_: os._exit(0))
+        signal.signal(_signum, lambda *_: os._exit("--once" in sys.argv))
 
 import hashlib
 import json
@@ -87,8 +89,8 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
-# Reasons that usually go away by themselves: the condition shows a lasting one first.
-PASSING = {
+# Reasons that usually go away by themselves: the condition Ready shows any other one first.
+TRANSIENT = {
     PENDING,
     "Creating",
     "Updating",
@@ -104,16 +106,17 @@ PROGRESSING = "progressing"
 FAILED = "failed"
 
 # Times, in seconds.
-ACTING = 10  # writes may begin for so long after the lists have arrived
-TELLING = 5  # events may be sent for so long after the visits
-WRITING = 10  # a write that takes longer has failed
-STOPPING = 4  # current requests get so long after a signal
+ACTING = 10  # a pass begins no write later than this after its lists have arrived
+TELLING = 5  # and no event later than this after its visits
+ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
+STOPPING = 4  # after a signal, requests that have begun may take this long
+SLACK = 40  # a loop that makes no progress for this much longer than a request may take is stuck
 SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
 FIRST_DELAY = 1  # before what has failed is tried again; it doubles
 FIRST_PACE = 10  # before what was done is done again; it doubles, too
 LONGEST_DELAY = 300
-QUIET = 600  # after so long without a try, pacing starts afresh
+QUIET = 600  # after this long without another try, pacing starts afresh
 
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
@@ -165,8 +168,8 @@ def uid_of(obj: Obj) -> str:
     return obj["metadata"]["uid"]
 
 
-def written(milvus: Obj) -> tuple[str, int]:
-    """What identifies its spec: it changes whenever somebody edits that."""
+def spec_version(milvus: Obj) -> tuple[str, int]:
+    """What identifies its spec: it changes whenever somebody edits the spec."""
     return uid_of(milvus), milvus["metadata"]["generation"]
 
 
@@ -212,8 +215,9 @@ def is_ready(pod: Obj) -> bool:
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node stopped reporting: then the node
     controller sets the condition to False, but leaves the containers ready."""
-    containers = pod["status"].get("containerStatuses") or [{}]
-    return is_ready(pod) or all(container.get("ready") for container in containers)
+    containers = pod["status"].get("containerStatuses") or []
+    all_ready = bool(containers) and all(container.get("ready") for container in containers)
+    return is_ready(pod) or all_ready
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
@@ -258,8 +262,8 @@ CONFIG_VOLUME = "operator-config"
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 
-# The components share the container and find each other here. If they registered the pod's address,
-# which changes, a new pod on existing data would wait until the old sessions expire.
+# The components share the container, and find each other at 127.0.0.1. If they registered the pod's
+# address, which changes, a new pod on existing data would wait until the old sessions expire.
 COMPONENTS = (
     "ROOTCOORD",
     "DATACOORD",
@@ -297,8 +301,8 @@ DEFAULTS = {
 DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 
 IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
-# Parts of a configuration that are used only with some values of another setting. If one is named
-# while it is not used, the data would lie elsewhere than its owner thinks.
+# Parts of a configuration that Milvus uses only with some values of another setting. To name one
+# without that value is an error: the data would not be where its owner thinks.
 PARTS = {
     "minio": ("common.storageType", IN_BUCKET),
     "etcd.endpoints": ("etcd.use.embed", ("false",)),
@@ -306,8 +310,8 @@ PARTS = {
     "pulsar": ("mq.type", ("pulsar",)),
     "woodpecker": ("mq.type", ("woodpecker",)),
 }
-# Where data lies in the container, if another setting has this value. A path that is on no volume is
-# lost whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
+# Where data lies in the container, if another setting has this value. What is on no volume is lost
+# whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
 PLACES = {
     "etcd.data.dir": ("etcd.use.embed", "true"),
     "localStorage.path": ("common.storageType", "local"),
@@ -327,7 +331,7 @@ FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `can
 MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
 # What the name of an environment variable may contain: from space to ~, but not =.
 VARIABLE = re.compile("[ -<>-~]{1,256}")
-YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # scalars as written: `off` stays `off`
+YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if there is one
 
 
 def new_container(image: str, settings: Mapping[str, str]) -> Obj:
@@ -342,6 +346,7 @@ def new_container(image: str, settings: Mapping[str, str]) -> Obj:
         "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": healthz,  # every 10 seconds; the third failure counts
+        # TCP: a slow etcd or disk can fail /healthz, and a restart would make that worse.
         "livenessProbe": {"tcpSocket": {"port": port}, "timeoutSeconds": 5, "periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},
@@ -366,15 +371,18 @@ def environment(settings: Mapping[str, str]) -> list[Obj]:
 # compared (`canonical`): proxymaxnamelength. As it is handed on (`as_variable`):
 # milvus.proxy.maxnamelength.
 def canonical(name: str) -> str:
-    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one."""
+    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. By
+    this are found: duplicates, fixed settings, defaults that a user replaces, in milvusSpec or in
+    an overlay, and the parts, places and shared settings above."""
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
 def as_variable(name: str) -> str:
     """The variable that sets what this name would set in milvus.yaml. Milvus looks up groups, such
-    as proxy.accessLog.formatters.*, in lower case; but those of knowhere by their case."""
+    as proxy.accessLog.formatters.*, in lower case; only those of knowhere are case-sensitive."""
     name = name.removeprefix("MILVUS_CONF_")  # which 2.3 does not know
-    return name if name.startswith("knowhere.") else name.lower()
+    is_knowhere = MILVUS_PREFIX.sub("", name).startswith("knowhere.")
+    return name if is_knowhere else name.lower()
 
 
 # --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
@@ -424,9 +432,9 @@ def flatten(events: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, str,
 
 
 def is_null(scalar: Any) -> bool:
-    """Whether it is nothing, `~` or `null`: text only if it is quoted."""
-    is_plain, _ = scalar.implicit
-    return is_plain and scalar.value in ("", "~", "null", "Null", "NULL")
+    """Whether a scalar is empty, `~` or `null`, and not quoted: `a: null`, but not `a: "null"`."""
+    is_unquoted, _ = scalar.implicit
+    return is_unquoted and scalar.value in ("", "~", "null", "Null", "NULL")
 
 
 def scalars(events: Iterator[Any]) -> Iterator[str]:
@@ -484,14 +492,15 @@ def spec_of(milvus: Obj) -> Spec:
     if "spec" not in milvus:  # the lists leave it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
-    # Only these restart pods when they change: storage is left out, so that it can grow. One more
-    # name here would restart all pods of those who use it.
+    # Only a change of these fields replaces pods: storage is left out, so that it can grow. One
+    # more field here would replace all pods of those who use it; a change to `new_pod`, none.
     template = pick(fields, ("image", "milvusSpec", "pod"))
     fingerprint = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
     text = template.get("milvusSpec", "")
     events = events_of(text)
     is_mapping = not events or isinstance(events[0], yaml.MappingStartEvent)
-    if not is_mapping and re.search("[:=]", text):  # it looks like settings
+    # The example that this project grew from has mere words here, so words are accepted.
+    if not is_mapping and re.search("[:=]", text):  # but this looks like settings
         raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
     spec = Spec(
         **pick(fields, ("image", "replicas", "storage", "pod")),
@@ -540,7 +549,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     volume: Obj = {"emptyDir": {}}
     if spec.storage:
         volume = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
-    # An annotation of the pod as a file: so it takes no other object.
+    # The file is an annotation of the pod, so that no ConfigMap is needed.
     etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
     config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
     generated: Obj = {
@@ -556,7 +565,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         },
     }
     over = pick(spec.pod, ("metadata", "spec"))
-    if "serviceAccountName" not in over.get("spec", {}):  # who names one needs its token
+    if "serviceAccountName" not in over.get("spec", {}):  # a user who names one needs its token
         generated["spec"]["automountServiceAccountToken"] = False
     merged = overlay(generated, over, "spec.pod")  # the user's wins
     ours = {
@@ -602,15 +611,17 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-WHOLE = ("env", "volumes")  # merged, an item could have a value and another source, too
-# Of these, a pod may name one for each probe.
+# Items of these lists are replaced as a whole: merged, a variable could have both `value` and
+# `valueFrom`, and a volume two sources, which the API server rejects.
+WHOLE = ("env", "volumes")
+# A probe has one of these.
 HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 
 def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
-    """A mapping laid over another, in which null removes a key. What the user asks for in part must
-    not be completed by a default of ours that changes what it means: `resources` are taken as a
-    whole, and a handler takes the place of ours. Raises Invalid with the path of what is wrong."""
+    """A mapping laid over another, in which null removes a key. `resources` replace ours as a
+    whole, and a probe's handler takes the place of ours: otherwise our requests or our handler
+    would change what the user's half means. Raises Invalid with the path of what is wrong."""
     if not isinstance(over, dict):
         raise Invalid(f"{path} must be a mapping")
     merged = dict(base)
@@ -656,10 +667,12 @@ def identity(list_name: str, item: Obj) -> str:
     return value
 
 
+# --- Where the settings put the data ---
 def check_data(pod: Obj, replicas: int) -> None:
     """Raises Invalid if the settings of a pod would put data where its owner does not expect it."""
     containers = pod["spec"].get("containers") or []
-    container = next((one for one in containers if one.get("name") == CONTAINER), {})
+    ours = [one for one in containers if one.get("name") == CONTAINER]
+    container: Obj = ours[0] if ours else {}
     variables = container.get("env") or []
     # None: the value comes from elsewhere, such as a Secret.
     values = {identity("env", item): item.get("value") for item in variables}
@@ -724,8 +737,10 @@ def check_sharing(values: Obj) -> None:
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-Key = tuple[str, int | None]  # what may back off: a verb and an ordinal; None: about no pod
-Refused = Mapping[Key, str]  # what the API server has refused, and still backs off; the reason
+# What may back off: a verb and an ordinal, or None if it is about no single pod. A verb has either
+# ordinals or None, so that keys can be sorted.
+Key = tuple[str, int | None]
+Refused = Mapping[Key, str]  # the reason of each action that was refused and still backs off
 Problems = Mapping[int, Why]  # what has failed, by ordinal
 
 OUTDATED = "the template is outdated"
@@ -777,9 +792,9 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def held_back(spec: Spec, claims: Objs) -> set[int]:
-    """The ordinals whose claims are being deleted. To delete such a pod would be to delete its
-    data, so it is left; if it is gone, none is created yet. Without storage, claims are not ours.
-    """
+    """The ordinals whose claims are being deleted. A claim ends when its pod is gone, and the data
+    with it. So such a pod is left, unless it is surplus; if it is gone, none is created until the
+    claim is gone, too. Without storage, claims are not ours."""
     if not spec.storage:
         return set()
     return {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
@@ -788,8 +803,9 @@ def held_back(spec: Spec, claims: Objs) -> set[int]:
 def decide(
     milvus: Obj, spec: Spec, named: Objs, claims: Objs, refused: Refused
 ) -> Iterator[Action]:
-    """Everything that should be done about the pods and claims with our names. What may fail for
-    all pods alike comes last, because such a failure ends what is done in a pass."""
+    """Everything that should be done about the pods and claims with our names. The order matters:
+    a failure that would meet all pods alike, such as an exceeded quota, ends what is done in a
+    pass. So deletions come before creations, and what can wait comes last."""
     mine = members(milvus, named)
     waiting = held_back(spec, claims)
     yield from tidy(milvus, spec, named, mine, waiting)
@@ -852,16 +868,14 @@ def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterato
         action = Action("replace", ordinal, mine[ordinal], OUTDATED)
         if not may_serve(mine[ordinal]):
             yield action
-        elif action.key in refused:
-            yield action  # so that it is not forgotten; it backs off, and the next one may go
-        elif budget > 0:
+        elif action.key not in refused and budget > 0:
             yield action
             budget -= 1
 
 
 def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refused) -> int:
     """How many pods count as unavailable: desired ones that a roll waits for, and Ready surplus
-    ones, because this pass deletes them."""
+    ones, because this pass deletes them: it must not take down two pods that serve."""
     desired = range(spec.replicas)
     waited_for = [o for o in desired if is_waited_for(o, mine, outdated, refused)]
     surplus = [o for o, pod in mine.items() if o not in desired and is_ready(pod)]
@@ -896,8 +910,9 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     name = name_of(pod)
     owner = controller_of(pod)
     is_namesake = owner.get("name") == name_of(milvus)
-    # This resolves itself: a pod of an earlier Milvus gets deleted, our own new one listed, an
-    # orphan adopted.
+    # These resolve themselves: a pod that is ending; a pod of an earlier Milvus of this name, which
+    # the garbage collector deletes; our own new pod, which the next pass lists; and an orphan,
+    # which it adopts.
     if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
         return Why(PENDING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
@@ -911,6 +926,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
+# Of a new Milvus this is not said, as it is no news. It is in each status, so to change the words
+# would write every status anew, with an event.
 MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -934,11 +951,11 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
         if outdated:
             text += f"; outdated until somebody deletes them: {len(outdated)}"
     else:
-        unready |= outdated  # after those that a rolling update waits for
+        unready |= outdated  # which come after those that a rolling update waits for
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
         return Why("Ready", text)
-    lasting = [ordinal for ordinal, why in unready.items() if why.reason not in PASSING]
+    lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
     ordinal = next(iter(lasting or unready))
     reason, message = unready[ordinal]
     return Why(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
@@ -1004,10 +1021,10 @@ def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) ->
 
 def state_of(status: Obj) -> str:
     """The state of a Milvus, for the metrics."""
-    ready, reconciled, *_ = status["conditions"]
-    if reconciled["status"] == "False":
+    said = {item["type"]: item["status"] for item in status["conditions"]}
+    if said["Reconciled"] == "False":
         return FAILED
-    return READY if ready["status"] == "True" else PROGRESSING
+    return READY if said["Ready"] == "True" else PROGRESSING
 
 
 def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
@@ -1041,7 +1058,7 @@ class Retry(NamedTuple):
     tried: float  # when
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
-    is_refused: bool = False  # whether surely nothing was done: else it may still take effect
+    is_refused: bool = False  # whether the API server said no; otherwise it may still take effect
 
     @property
     def until(self) -> float:
@@ -1052,12 +1069,14 @@ class Retries:
     """What has failed for one Milvus, and when it may be tried again: after one second, then after
     twice as long each time, up to five minutes. Actions that may succeed again and again, such as
     the restart of a pod that dies at once, are slowed down in the same way. It is told the time, in
-    seconds. Losing it costs one more try."""
+    seconds. Losing it costs one more try.
+
+    With `tries_once` (--once, --dry-run), nothing is tried a second time: all waits for ever."""
 
     PACED = ("restart", "replace", "adopt", "claim", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
-        self.tries_once = tries_once  # so nothing is tried again
+        self.tries_once = tries_once
         self.last: dict[Key, Retry] = {}
 
     def waits(self, key: Key, now: float) -> bool:
@@ -1083,7 +1102,7 @@ class Retries:
     def keep_only(self, keys: set[Key], now: float) -> None:
         """Forget what failed and is no longer to do, and what was done long ago."""
         for key, retry in list(self.last.items()):
-            is_over = now >= retry.tried + QUIET
+            is_over = now >= max(retry.until, retry.tried + QUIET)
             is_moot = retry.problem and key not in keys
             if is_over or is_moot:
                 del self.last[key]
@@ -1125,13 +1144,13 @@ def by_gvr(api: ApiClient, group: str, version: str, kind: str, name: str, **mor
 
 
 def milvuses(api: ApiClient) -> Resource:
-    """The Milvus resources: to create, get, list, patch and delete them from code."""
+    """The Milvus resources; other programs, too, can create, get, list, patch and delete them."""
     status = {"kind": KIND, "name": f"{PLURAL}/status", "namespaced": True}
     return by_gvr(api, GROUP, VERSION, KIND, PLURAL, subresources={"status": status})
 
 
 def pods(api: ApiClient) -> Resource:
-    """The pods: to create, get, list, patch and delete them from code."""
+    """The pods; also for other programs."""
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
@@ -1142,15 +1161,16 @@ class ApiError(Exception):
     why: Why  # what it means for the Milvus concerned, in the server's words
     code: int = 0  # of HTTP; 0: there was no valid response
     status_reason: str = ""  # the `reason` of the server's Status object
-    is_stale: bool = False  # something has changed since it was listed: the next pass knows better
-    is_lost: bool = False  # no answer, or "later": a write may still take effect
+    is_stale: bool = False  # no failure: the next pass, with new lists, does it or knows better
+    is_lost: bool = False  # no usable answer, or "later": a write may still take effect
 
     def __str__(self) -> str:
         return self.why.message
 
     @property
     def meets_all(self) -> bool:
-        """Whether the same request for another pod of the Milvus would fail, too."""
+        """Whether the same request for another pod of the Milvus would fail, too. What is
+        Invalid is not among them: it may be about one pod, so the others go on."""
         return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
 
 
@@ -1168,14 +1188,15 @@ def rejection(error: ApiException) -> ApiError:
     if not error.status:  # TLS has failed
         return no_answer(str(error.reason))
     status: Obj = {}
-    with suppress(ValueError, TypeError, RecursionError):
+    causes: list[str] = []
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it may be anything
         status = dict(json.loads(error.body or "{}"))
+        found = (status.get("details") or {}).get("causes") or []
+        causes = [cause.get("reason") for cause in found]
     code = error.status
     words = status.get("message") or error.reason or f"HTTP {code}"
     message = " ".join(str(words).split())[:1000]
     status_reason = status.get("reason") or ""
-    details = status.get("details") or {}
-    causes = [cause.get("reason") for cause in details.get("causes") or []]
     is_stale = status_reason in ("Conflict", "NotFound", "AlreadyExists")
     reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
     if is_stale or "NamespaceTerminating" in causes:
@@ -1194,7 +1215,8 @@ def rejection(error: ApiException) -> ApiError:
 
 
 # --- What is kept of the lists ---
-# Nothing that follows the items of a list contains a bracket, whatever the order of its keys.
+# Whatever the order of the keys of a list is: what precedes its items has no such key, and what
+# follows them contains no bracket.
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 METADATA = (
     "name",
@@ -1301,7 +1323,7 @@ class Api:
         """All objects of a list, page by page. A page that weighs too much, or is nested too deeply
         for Python, is asked for again, smaller; an object that alone is too deep is left out. A
         page that is the same as in the last list is not parsed again, which saves 86 % of the CPU
-        time of a quiet pass."""
+        time of a quiet pass. So passes share the listed dicts: nothing may ever change one."""
         known = self.pages[listing.resource.name, namespace]
         pages: dict[bytes, list[Obj]] = {}
         token = ""
@@ -1334,7 +1356,8 @@ class Api:
         return [obj for objects in pages.values() for obj in objects]
 
     def get_page(self, namespace: str | None, listing: Listing, limit: int, token: str) -> bytes:
-        """A page of so many objects or, of a page that weighs too much, only its first bytes."""
+        """A page of at most `limit` objects; of a page that is too heavy, only the first bytes.
+        Without a resourceVersion, it shows the effect of every write that has ended."""
         return self.request(
             "get",
             listing.resource,
@@ -1358,7 +1381,7 @@ class Api:
             options["dry_run"] = "All"
         options |= pick(target, ("namespace", "name"))
         options["serialize"] = False
-        options["_request_timeout"] = self.timeout if is_list else min(self.timeout, WRITING)
+        options["_request_timeout"] = self.timeout if is_list else min(self.timeout, ONE_REQUEST)
         try:
             response = getattr(resource, verb)(**options)
             body = bytes(response.read(most))
@@ -1401,8 +1424,8 @@ class Api:
                 raise
 
     def delete(self, pod: Obj) -> None:
-        """Delete a pod. Unless it was Ready, delete it only if it has not changed since it was
-        listed: it may have become Ready."""
+        """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
+        may have become Ready."""
         keys = ["uid"] if is_ready(pod) else ["uid", "resourceVersion"]
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
@@ -1420,7 +1443,8 @@ class Api:
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in URLs, cut before a user's entry, as in `…/users/{'token': …`"""
+    """The text without passwords in URLs, and cut where the client library quotes a kubeconfig, as
+    in `…/users/{'token': …`"""
     return re.sub(r"//\S*@", "//", text).partition("/{")[0]
 
 
@@ -1441,7 +1465,8 @@ def timestamp(precision: str = "seconds") -> str:
 # the Api: a request notes there when it has ended. So there are no locks.
 
 STATUS: Key = ("status update", None)
-# No answer to a write: all of that Milvus waits, or each of its pods would time out in turn.
+# A write that was not answered: then nothing of that Milvus is tried for a while. Otherwise each of
+# its pods would time out in turn.
 ANSWER: Key = ("answer", None)
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 
@@ -1452,9 +1477,9 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     said: str = ""  # the message that the log has last said about the state
-    # Whether the status is right. A visit that does something leaves it out of date, once: then it
-    # is False, and the next visit writes the status, even if that does something, too.
-    is_told: bool = True
+    # A visit that does something leaves the status to the next one, whose lists show the effect.
+    # That one must write it, even if it does something, too.
+    owes_status: bool = False
     cut_since: float = inf  # when the end of a pass first cut it off; inf: it did not
     is_left: bool = True  # whether something is left that the next pass can do
     versions: Sequence[str] = ()  # of what it has seen
@@ -1471,13 +1496,16 @@ class Visit:
     milvus: Obj
     named: Objs  # the pods that have its names
     claims: Objs
-    last: Outcome  # of the last visit
+    before: Outcome  # of the visit before
     began: float = 0.0
     spec: Spec = Spec()
     done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     cut_since: float = inf
     is_left: bool = False
+
+    def __post_init__(self) -> None:
+        self.outcome = self.before  # until this visit has been made
 
     @property
     def versions(self) -> Sequence[str]:
@@ -1488,29 +1516,30 @@ class Visit:
     def is_needed(self) -> bool:
         """Whether something has changed, or was left to do. To visit all would take 3.8 times
         the CPU time in a quiet pass."""
-        is_due = self.last.is_left or self.api.clock() >= self.last.wake
-        return is_due or self.last.versions != self.versions
+        is_due = self.before.is_left or self.api.clock() >= self.before.wake
+        return is_due or self.before.versions != self.versions
 
     def serve(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
         if not self.api.may_write():
-            cut_since = min(self.last.cut_since, self.api.clock())
-            return self.last._replace(cut_since=cut_since, is_left=True, done=(), events=())
+            cut_since = min(self.before.cut_since, self.api.clock())
+            return self.before._replace(cut_since=cut_since, is_left=True, done=(), events=())
         try:
             return self.reconcile()
         except Exception as error:
             text = unexpected(error)
-            if text != self.last.said:
+            if text != self.before.said:
                 log.error("milvus %s: %s", full_name(self.milvus), text)
-            return Outcome(self.last.retries, FAILED, text)
+            return Outcome(self.before.retries, FAILED, text)
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
-        retries = self.last.retries
+        retries = self.before.retries
         now = self.began = self.api.clock()
 
         # 1. Decide what to do, and forget what is no longer to do.
-        #    (What is refused now must also wait now, or a roll could take down two pods.)
+        #    (Both with the same `now`: `roll` skips a replacement that was refused, and takes the
+        #    next one. If that back-off ended in between, both pods would be taken down.)
         actions = self.plan(retries.refused(now))
         retries.keep_only(self.keys(actions), now)
 
@@ -1526,37 +1555,39 @@ class Visit:
         #    the next visit, which must write it, whatever it does.
         if self.done and not self.api.dry_run:
             self.is_left = True
-            if self.last.is_told:
-                return self.outcome(self.last.state, self.last.said, is_told=False)
+            if not self.before.owes_status:
+                return self.new_outcome(self.before.state, self.before.said, owes_status=True)
         problems = retries.problems()
         status = status_of(self.milvus, self.spec, self.named, self.claims, problems, timestamp())
         said = self.tell(status)
-        is_told = self.write_status(status)
+        is_right = self.write_status(status)
 
         # 5. Return what came of it.
         state = FAILED if retries.has_failed(STATUS) else state_of(status)
-        return self.outcome(state, said, is_told)
+        return self.new_outcome(state, said, owes_status=not is_right)
 
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
             self.spec = spec_of(self.milvus)
-            return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
-        return []
+        if self.spec.invalid:
+            return []
+        return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
 
     def keys(self, actions: list[Action]) -> set[Key]:
-        """What may still fail: what is to do, and the replacements that wait for their turn."""
+        """Whose failures are worth remembering: what is to do, and the replacements that are not
+        to do yet, or were refused."""
         mine = members(self.milvus, self.named)
         turns = {("replace", o) for o, pod in mine.items() if is_outdated(pod, self.spec)}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
-        retries = self.last.retries
+        retries = self.before.retries
         for action in actions:
             if retries.waits(action.key, now):
                 continue
@@ -1572,7 +1603,7 @@ class Visit:
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
         """Do something that may fail, and note what came of it."""
-        retries = self.last.retries
+        retries = self.before.retries
         try:
             task(*arguments)
         except ApiError as error:
@@ -1580,7 +1611,8 @@ class Visit:
             self.is_left = True  # the next pass knows better, or does what this has held up
             if error.is_lost and not retries.tries_once:
                 retries.failed(ANSWER, now, error.why)
-            # An older CRD does not even have a status: it must not be tried in each pass.
+            # Under an older CRD without a status, this is a 404, and so stale: it must not be tried
+            # in each pass.
             backs_off_anyway = key == STATUS and not retries.tries_once
             if backs_off_anyway or not error.is_stale:
                 retries.failed(key, now, error.why, is_refused=not error.is_lost)
@@ -1589,18 +1621,19 @@ class Visit:
         return None
 
     def tell(self, status: Obj) -> str:
-        """Say what is new in the Reconciled condition, even if the status cannot be written."""
-        _, reconciled, *_ = status["conditions"]
+        """Say what is new in the Reconciled condition, even if the status cannot be written.
+        Returns its message."""
+        reconciled = condition_of({"status": status}, "Reconciled")
         message = reconciled["message"]
         # That a new Milvus is fine is no news.
-        before = condition_of(self.milvus, "Reconciled").get("message", MATCHING)
-        if message != (self.last.said or before):
+        written = condition_of(self.milvus, "Reconciled").get("message", MATCHING)
+        if message != (self.before.said or written):
             self.say(reconciled["reason"], message, is_warning=reconciled["status"] == "False")
         return message
 
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
-        retries = self.last.retries
+        retries = self.before.retries
         if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
             retries.done(STATUS, self.api.clock())
             return True
@@ -1624,17 +1657,17 @@ class Visit:
         level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.api.dry_run_note)
 
-    def outcome(self, state: str, said: str, is_told: bool) -> Outcome:
+    def new_outcome(self, state: str, said: str, owes_status: bool) -> Outcome:
         return Outcome(
-            retries=self.last.retries,
+            retries=self.before.retries,
             state=state,
             said=said,
-            is_told=is_told,
+            owes_status=owes_status,
             cut_since=self.cut_since,
             is_left=self.is_left,
             versions=self.versions,
-            wake=self.last.retries.next(self.began),
-            done=[done for (done, _), names in self.done.items() for _ in names],
+            wake=self.before.retries.next(self.began),
+            done=[done for (done, _because), names in self.done.items() for _name in names],
             events=self.events,
         )
 
@@ -1643,7 +1676,7 @@ class Visit:
         self.done[done, action.because].append(name_of(action.obj))
 
     def create(self, action: Action) -> None:
-        """Create a pod, and only then its claim: a pod that is refused costs nobody a volume."""
+        """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
         try:
             self.api.create(self.api.pods, action.obj)
         except ApiError as error:
@@ -1724,7 +1757,7 @@ class Operator:
         self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
         self.outages: dict[str, str] = {}  # that have been logged and have not ended
         self.is_ready = False  # whether all lists of a pass have succeeded
-        self.listing = 0.0  # seconds that the last lists took
+        self.list_seconds = 0.0  # seconds that the last lists took
         self.has_listed = False  # whether any list of the last pass has succeeded
         self.list_delay = 0.0  # seconds to wait while none does
         self.tries_once = self.api.dry_run  # whether each write is tried only once
@@ -1732,7 +1765,7 @@ class Operator:
     def is_alive(self) -> bool:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
         idle = self.api.clock() - self.api.progressed
-        return idle < self.interval + self.api.timeout + 40
+        return idle < self.interval + self.api.timeout + SLACK
 
     def run(self) -> bool:
         """Make passes until the operator is to stop."""
@@ -1750,11 +1783,11 @@ class Operator:
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
             done = self.run_pass()
-            if not any(visit.last.is_left for visit in self.all_visits()):
+            if not any(visit.outcome.is_left for visit in self.all_visits()):
                 break
             idle = 0 if done else idle + 1
-        last = [visit.last for visit in self.all_visits()]
-        is_good = not any(outcome.is_left or outcome.state == FAILED for outcome in last)
+        outcomes = [visit.outcome for visit in self.all_visits()]
+        is_good = not any(outcome.is_left or outcome.state == FAILED for outcome in outcomes)
         return is_good and not self.outages
 
     def run_pass(self) -> Counter[str]:
@@ -1767,15 +1800,15 @@ class Operator:
             # 1. List everything.
             visits = self.list_everything(outages)
             listed = self.api.clock()
-            self.listing = listed - started
+            self.list_seconds = listed - started
 
             # 2. Visit each Milvus that needs it; first those that have been cut off for longest.
             self.api.deadline = inf if self.tries_once else listed + ACTING
             needed = [visit for visit in visits if visit.is_needed]
-            needed.sort(key=lambda visit: visit.last.cut_since)
+            needed.sort(key=lambda visit: visit.before.cut_since)
             events: list[Obj] = []
             for visit, outcome in zip(needed, self.pool.map(Visit.serve, needed), strict=True):
-                visit.last = outcome
+                visit.outcome = outcome
                 done.update(outcome.done)
                 events += outcome.events
 
@@ -1838,27 +1871,29 @@ class Operator:
         all_pods, all_claims, all_milvuses = lists
         pods_of = by_ordinal(all_pods)
         claims_of = by_ordinal(all_claims)
-        last = {written(visit.milvus): visit.last for visit in self.visits.get(namespace, [])}
+        before = {
+            spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
+        }
         return [
             Visit(
                 api=self.api,
                 milvus=milvus,
                 named=pods_of[full_name(milvus)],
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
-                last=last.get(written(milvus)) or Outcome(Retries(self.tries_once)),
+                before=before.get(spec_version(milvus)) or Outcome(Retries(self.tries_once)),
             )
             for milvus in all_milvuses
             if not is_ending(milvus)
         ]
 
     def pause(self) -> float:
-        """Seconds from the start of the last pass to the next: few after a change, so that a roll
-        waits for its pods, not for passes; but so many that lists take a fifth of the time at most.
-        """
+        """Seconds from the start of the last pass to the next. They are few after a change, so that
+        a roll waits for its pods, not for passes, and grow with the time since. Below the interval,
+        lists take a fifth of the time at most."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
-        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.listing, quiet / 2))
+        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 2))
 
     def report(self, outages: dict[str, str], done: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
@@ -1870,7 +1905,7 @@ class Operator:
         self.is_ready |= not outages
         longer = min(max(1, 2 * self.list_delay), LONGEST_LIST_DELAY)
         self.list_delay = 0 if self.has_listed else longer
-        states = Counter(visit.last.state for visit in self.all_visits())
+        states = Counter(visit.outcome.state for visit in self.all_visits())
         for state in (READY, PROGRESSING, FAILED):
             MILVUSES.labels(state).set(states[state])
         PASSES.labels("failure" if outages else "success").inc()
@@ -1918,8 +1953,10 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         raise
     except ConfigException as error:
         text = without_secrets(str(error))
-    except OSError as error:  # the name of a file may be a token that was put in its place
+    except OSError as error:  # without the path: it may be a token, put where a path belongs
         text = f"it, or a file that it names (tokenFile …), cannot be read: {error.strerror}"
+    except urllib3.exceptions.HTTPError as error:  # an OIDC token is renewed while loading
+        text = f"its identity provider did not answer ({type(error).__name__})"
     except ImportError as error:
         text = f"it needs the Python module {error.name}, which is not installed"
     except Exception as error:  # a malformed file may raise anything in the loader
@@ -2062,7 +2099,7 @@ def serve_health(operator: Operator, port: int) -> None:
 
 
 def check_seconds(context: click.Context, option: click.Parameter, value: float) -> float:
-    if not 0 < value <= 1e8:  # what a clock can wait for; neither `inf` nor `nan`
+    if not 0 < value <= 1e8:  # longer waits overflow in Python; this also excludes inf and nan
         raise click.BadParameter("must be a number of seconds greater than 0, at most 1e8")
     return value
 
@@ -2107,9 +2144,9 @@ def start_pool(workers: int) -> Executor:
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
-    """Run the loop in a thread of its own: a signal handler interrupts the main thread, which must
-    not be waiting for the event then. After a signal, the current writes get four seconds; a second
-    one ends the process. Returns the exit code."""
+    """Run the loop in a thread of its own. A signal handler interrupts the main thread: if that
+    were waiting for the event, `set()` in the handler could wait for ever. After a signal, current
+    requests get STOPPING seconds; a second one ends the process. Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
         if stopping.is_set():
@@ -2171,13 +2208,13 @@ def main(
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
     Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
-    names = ",".join(namespace).split(",")  # OLM joins them by commas, too
+    names = ",".join(namespace).replace(" ", "").split(",")  # OLM joins them by commas, too
     chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
     if chosen and all_namespaces:
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
     start_log(verbose, log_format)
     connection = connect(kubeconfig, context, workers)
-    # OLM sets the variable to an empty text for all namespaces; click passes over such a variable.
+    # OLM sets the variable to an empty text for all namespaces; click ignores such a variable.
     everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
     default = None if everywhere else connection.namespace
     managed = chosen or [default]

@@ -1,5 +1,6 @@
 """The command: its options, its exit codes, its log, and the one line that each failure gets."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -168,6 +169,10 @@ def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None
     assert "certificate" in rejection(file)
     write_kubeconfig(file, NOWHERE, {"tokenFile": "hunter2"})  # where somebody has put the token
     assert "a file that it names (tokenFile …), cannot be read: No such file" in rejection(file)
+    expired = base64.b64encode(b'{"exp": 1}').decode().rstrip("=")
+    oidc = {"idp-issuer-url": NOWHERE, "id-token": f"a.{expired}.c", "refresh-token": "hunter2"}
+    write_kubeconfig(file, NOWHERE, {"auth-provider": {"name": "oidc", "config": oidc}})
+    assert "its identity provider did not answer" in rejection(file)
     write_kubeconfig(file, NOWHERE, {"token": "hunter2"})
     assert "nope" in rejection(file, context="nope")
     good = file.read_text()

@@ -45,7 +45,7 @@ ACTIONS = {
     "3: x-0 old, x-1 old, x-2 starting; create 2 taken": "",  # it is there now
     "3: x-0, x-1, x-2 old, x-3; delete 3 rejected": "delete x-3, replace x-2",
     "3: x-0, x-1, x-2 old, x-3": "delete x-3",
-    "3: x-0 old, x-1 old, x-2 old; replace 2 rejected": "replace x-1, replace x-2",
+    "3: x-0 old, x-1 old, x-2 old; replace 2 rejected": "replace x-1",
     "3: x-0 old, x-1 old, x-2 old ending": "",
     "3: x-0 old, x-1 old; replace 2 rejected": "create x-2",  # it has gone meanwhile
     "3: x-0 old, x-1 old, x-2 starting; replace 2 rejected": "",

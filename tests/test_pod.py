@@ -82,6 +82,7 @@ SETTINGS = {
         "proxy.accesslog.formatters.mine.format=$method"
     ),
     "knowhere: {DISKANN: {build: {max_degree: 5}}}": "knowhere.DISKANN.build.max_degree=5",
+    "milvus.knowhere.DISKANN.x: 5": "milvus.knowhere.DISKANN.x=5",
     "MILVUS_CONF_QuotaAndLimits.dml.enabled: x": "quotaandlimits.dml.enabled=x",
     "a: 'it''s'\nb: >-\n  a\n  b": "a=it's b=a b",
     "a: !!int 5\nb: !!python/object:os.system x": "a=5 b=x",
@@ -376,7 +377,6 @@ def test_a_spec_that_would_lose_data_is_invalid(spec: str, message: str) -> None
 @pytest.mark.parametrize("spec", SAFE)
 def test_a_spec_that_puts_data_on_a_volume_of_its_own_is_not(spec: str) -> None:
     assert read(milvus(**{"replicas": 1} | yaml.safe_load(spec))).invalid == ""
-
 
 
 # --- The claim ---

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from kubernetes.client import ApiException
 
 import milvus_operator as mo
 from tests.lib.front import Request
@@ -223,3 +224,14 @@ def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
     server.set_pod("x-0", ready=False)
     world.passes(2)
     assert world.warnings == []
+
+
+@pytest.mark.parametrize(
+    "body", ['{"message": "no upstream", "details": "x"}', "[1]", "<html>", ""]
+)
+def test_a_gateways_error_has_any_body_and_is_no_answer(body: str) -> None:
+    error = ApiException(status=503, reason="no upstream")
+    error.body = body
+    found = mo.rejection(error)
+    assert found.is_lost
+    assert found.why == mo.Why("APIError", "no upstream")

@@ -117,3 +117,10 @@ def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None
         assert retries.waits(key, 1e9)
     assert not retries.waits(STATUS, 0)
     assert retries.refused(1e9) == {CREATE: "Forbidden"}
+
+
+def test_what_is_tried_only_once_is_not_forgotten_however_long_the_run() -> None:
+    retries = mo.Retries(tries_once=True)
+    retries.failed(CREATE, 0, WHY)
+    retries.keep_only({CREATE}, 1e6)
+    assert retries.waits(CREATE, 1e6)

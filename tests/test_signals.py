@@ -36,6 +36,13 @@ def test_a_signal_ends_it_immediately(api: Api, start: Start, delay: float) -> N
     assert "Traceback" not in process.log
 
 
+def test_a_signal_before_anything_was_done_is_a_failure_of_once(api: Api, start: Start) -> None:
+    process = start(api.kubeconfig(), "--once")
+    while not is_handled(Path(f"/proc/{process.process.pid}")):
+        time.sleep(0.001)
+    assert process.stop() == 1
+
+
 # How long a write takes, the signals, one second apart, the exit code, and the pods then.
 ENDS = [
     (2, [signal.SIGTERM], 0, ["x-0"]),
