@@ -121,6 +121,7 @@ ifneq ($(origin DOCKER),file)
 		-t $(IMAGE) .
 	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-polling-operator-image.tar:$(IMAGE)
 endif
+	for report in benchmark soak tested; do cp docs/reports/$$report.md dist/milvus-polling-operator-0.1.0-$$report.md; done
 	cd dist && sha256sum milvus* > SHA256SUMS
 
 clean: ## remove the virtual environments and the tools' caches

@@ -83,12 +83,15 @@ def test_a_release_is_reproducible_and_installable(plane: ControlPlane, tmp_path
     make(*command, cwd=tmp_path)
     assert (dist / "SHA256SUMS").read_text() == sums
     wheel = "milvus_polling_operator-0.1.0-py3-none-any.whl"
-    files = [f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml", wheel]
+    reports = [f"{NAME}-{name}.md" for name in ("benchmark", "soak", "tested")]
+    files = sorted([f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml", *reports])
     said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=dist)
-    assert said.splitlines() == [f"{file}: OK" for file in files]
-    assert by_kind((dist / files[1]).read_text()) == manifest(plane, "NAMESPACE=milvus")
+    assert sorted(said.splitlines()) == [f"{file}: OK" for file in [*files, wheel]]
+    assert by_kind((dist / f"{NAME}-namespaced.yaml").read_text()) == manifest(
+        plane, "NAMESPACE=milvus"
+    )
     crd = {"CustomResourceDefinition": read(TOP / "crd.yaml")}
-    assert by_kind((dist / files[2]).read_text()) == crd | deploy_yaml()
+    assert by_kind((dist / f"{NAME}.yaml").read_text()) == crd | deploy_yaml()
     new = str(tmp_path / "new")
     options = ("--no-index", "--no-deps", f"--target={new}", str(dist / wheel))
     output_of(sys.executable, "-m", "pip", "install", *options)
