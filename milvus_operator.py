@@ -721,9 +721,10 @@ def check_volume(setting: str, volume: Obj, values: Obj, replicas: int) -> None:
     if setting == "etcd.data.dir" and is_bucket and "emptyDir" in volume:
         text = "the vectors are in object storage, but etcd, which knows them, is on an emptyDir"
         raise Invalid(f"{text}: set spec.storage")
-    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
-    if replicas > 1 and claim and not claim.startswith("data-"):  # that of spec.storage does
-        raise Invalid(f"all replicas would use the claim {claim}: set spec.replicas to 1")
+    claim = volume.get("persistentVolumeClaim")
+    name = str(claim.get("claimName")) if isinstance(claim, dict) else ""
+    if replicas > 1 and name and not name.startswith("data-"):  # that of spec.storage does
+        raise Invalid(f"all replicas would use the claim {name}: set spec.replicas to 1")
 
 
 def check_sharing(values: Obj) -> None:

@@ -364,6 +364,7 @@ SAFE = [
     f"{{{BUCKET}, pod: {{spec: {OWN_CLAIM}}}}}",
     "milvusSpec: '{etcd.use.embed: false, etcd.data.dir: x, common.storageType: remote}'",
     f"pod: {{spec: {OWN_CLAIM}}}",
+    "{replicas: 2, pod: {spec: {volumes: [{name: data, persistentVolumeClaim: old}]}}}",  # a slip
     f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
     f"env: [{{name: MINIO_ROOTPATH, {BY_NAME}}}]}}]}}}}}}",
 ]
