@@ -300,28 +300,32 @@ DEFAULTS = {
 }
 DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 
+TRUE = ("true", "1", "t")  # what Milvus reads as true
+FALSE = ("false", "0", "f")
 IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
 # Parts of a configuration that Milvus uses only with some values of another setting. To name one
 # without that value is an error: the data would not be where its owner thinks.
 PARTS = {
     "minio": ("common.storageType", IN_BUCKET),
-    "etcd.endpoints": ("etcd.use.embed", ("false",)),
+    "etcd.endpoints": ("etcd.use.embed", FALSE),
     "kafka": ("mq.type", ("kafka",)),
     "pulsar": ("mq.type", ("pulsar",)),
     "woodpecker": ("mq.type", ("woodpecker",)),
 }
-# Where data lies in the container, if another setting has this value. What is on no volume is lost
-# whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
+# Where data lies in the container, with these values of another setting. What is on no volume is
+# lost whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
 PLACES = {
-    "etcd.data.dir": ("etcd.use.embed", "true"),
-    "localStorage.path": ("common.storageType", "local"),
-    "rocksmq.path": ("mq.type", "rocksmq"),
+    "etcd.data.dir": ("etcd.use.embed", TRUE),
+    "localStorage.path": ("common.storageType", ("local",)),
+    "rocksmq.path": ("mq.type", ("rocksmq", "default")),
+    "natsmq.server.storeDir": ("mq.type", ("natsmq",)),
+    "woodpecker.storage.rootPath": ("woodpecker.storage.type", ("local",)),
 }
 # What all replicas would share, with these values of a setting, unless another setting is different
 # in each pod, which only `valueFrom` can do. Each would delete the data of the others.
 SHARED = {
     "common.storageType": (IN_BUCKET, "minio.rootPath"),
-    "etcd.use.embed": (("false",), "etcd.rootPath"),
+    "etcd.use.embed": (FALSE, "etcd.rootPath"),
     "mq.type": (("kafka", "pulsar"), "msgChannel.chanNamePrefix.cluster"),
 }
 
@@ -677,9 +681,10 @@ def check_data(pod: Obj, replicas: int) -> None:
     # None: the value comes from elsewhere, such as a Secret.
     values = {identity("env", item): item.get("value") for item in variables}
     check_parts(variables, values)
-    for setting, (decider, value) in PLACES.items():
+    for setting, (decider, with_values) in PLACES.items():
         path = values.get(canonical(setting))
-        if path is not None and has(values, decider, (value,)):
+        is_path = path not in (None, "default")  # Woodpecker's `default` is below localStorage.path
+        if is_path and has(values, decider, with_values):
             volume = volume_at(path, container, pod)
             check_volume(setting, volume, values, replicas)
     if replicas > 1:

@@ -350,6 +350,12 @@ UNSAFE = {
     f"{{milvusSpec: 'etcd.data.dir: default.etcd', {KEPT}}}": f"etcd.data.dir {OUTSIDE}",
     "milvusSpec: 'localStorage.path: /data'": f"localStorage.path {OUTSIDE}",
     f"{{milvusSpec: 'rocksmq.path: /var/lib/milvus2', {KEPT}}}": f"rocksmq.path {OUTSIDE}",
+    "milvusSpec: '{mq.type: default, rocksmq.path: /tmp/milvus}'": f"rocksmq.path {OUTSIDE}",
+    "milvusSpec: '{mq.type: natsmq, natsmq.server.storeDir: /a}'": f"natsmq.server.storeDir {OUTSIDE}",
+    "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: /a}}'": (
+        f"woodpecker.storage.rootPath {OUTSIDE}"
+    ),
+    "milvusSpec: '{etcd.use.embed: 1, etcd.data.dir: /x}'": f"etcd.data.dir {OUTSIDE}",
     BUCKET: "etcd, which knows them, is on an emptyDir: set spec.storage",
     f"{{replicas: 2, {KEPT}, {BUCKET}}}": "with this common.storageType, all replicas",
     "{replicas: 2, milvusSpec: 'etcd.use.embed: false'}": "with this etcd.use.embed, all replicas",
@@ -364,6 +370,9 @@ SAFE = [
     f"{{{BUCKET}, pod: {{spec: {OWN_CLAIM}}}}}",
     "milvusSpec: '{etcd.use.embed: false, etcd.data.dir: x, common.storageType: remote}'",
     f"pod: {{spec: {OWN_CLAIM}}}",
+    "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: default}}'",
+    "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: minio, rootPath: wp}}'",
+    "milvusSpec: '{etcd.use.embed: 0, etcd.endpoints: a}'",
     "{replicas: 2, pod: {spec: {volumes: [{name: data, persistentVolumeClaim: old}]}}}",  # a slip
     f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
     f"env: [{{name: MINIO_ROOTPATH, {BY_NAME}}}]}}]}}}}}}",
