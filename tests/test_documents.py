@@ -94,13 +94,6 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
     assert "restricted-0" in kube.names()
 
 
-@pytest.mark.cluster
-def test_the_demo_comes_to_its_end_without_a_problem() -> None:
-    said = python("-m", "local.demo", "--wait=no")
-    assert "That was the life of a Milvus" in said
-    assert re.findall(".*(?:WARNING|ERROR|Traceback).*", said) == []
-
-
 @pytest.fixture
 def shell(kube: Kube, tmp_path: Path) -> Shell:
     """Runs a line as a user would, and returns what it prints. Only the virtual environment is that
