@@ -460,7 +460,9 @@ def settings_of(events: list[Any]) -> dict[str, str]:
     for name, value, mark in flatten(iter(events[1:])):
         key = canonical(name)
         if key in FIXED:
-            raise invalid_at(mark, "leave out proxy.port and metrics.port: the ports are fixed")
+            raise invalid_at(
+                mark, "leave out proxy.port and metrics.port: a port is moved in spec.pod"
+            )
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
         if not VARIABLE.fullmatch(name):
@@ -707,7 +709,7 @@ def check_parts(variables: list[Obj], values: Obj) -> None:
             raise Invalid(f"{part} is set, but has no effect: {advice}")
 
 
-def volume_at(path: str, container: Obj, pod: Obj) -> Obj:
+def volume_at(path: Any, container: Obj, pod: Obj) -> Obj:
     """The volume that this path of the container is on, or an empty mapping."""
     folders = {str(m.get("mountPath")).rstrip("/"): m for m in container.get("volumeMounts") or []}
     above = [folder for folder in folders if f"{path}/".startswith(f"{folder}/")]
@@ -724,7 +726,7 @@ def check_volume(setting: str, volume: Obj, values: Obj, replicas: int) -> None:
         raise Invalid(f"{setting} is not on a volume of the pod: its data would be lost")
     is_bucket = has(values, "common.storageType", IN_BUCKET)
     if setting == "etcd.data.dir" and is_bucket and "emptyDir" in volume:
-        text = "the vectors are in object storage, but etcd, which knows them, is on an emptyDir"
+        text = "the vectors are in object storage, but etcd, which lists them, is on an emptyDir"
         raise Invalid(f"{text}: set spec.storage")
     claim = volume.get("persistentVolumeClaim")
     name = str(claim.get("claimName")) if isinstance(claim, dict) else ""
@@ -738,7 +740,9 @@ def check_sharing(values: Obj) -> None:
         is_given_by_pod = canonical(own) in values and values[canonical(own)] is None
         if has(values, setting, with_values) and not is_given_by_pod:
             text = f"with this {setting}, all replicas would use the same data"
-            raise Invalid(f"{text}: set spec.replicas to 1, or {own} in each pod by valueFrom")
+            raise Invalid(
+                f"{text}: set spec.replicas to 1, or give each pod its own {own} with valueFrom"
+            )
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
@@ -1077,7 +1081,7 @@ class Retries:
     the restart of a pod that dies at once, are slowed down in the same way. It is told the time, in
     seconds. Losing it costs one more try.
 
-    With `tries_once` (--once, --dry-run), nothing is tried a second time: all waits for ever."""
+    With `tries_once` (--once, --dry-run), nothing is tried a second time: all waits forever."""
 
     PACED = ("restart", "replace", "adopt", "claim", "grow")
 
@@ -1350,7 +1354,7 @@ class Api:
                 continue
             if objects is None:
                 what = f"one of the {listing.resource.name} in {scope(namespace)}"
-                log.warning("%s is nested too deeply: nothing is done about it", what)
+                log.warning("%s is nested too deeply, and is skipped", what)
             pages[digest] = objects or []
             token = following
             if not token:
@@ -1580,7 +1584,7 @@ class Visit:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
-            self.spec = Spec(invalid=f"{text} ({unexpected(error)})")
+            self.spec = Spec(invalid=f"{text}; if not: {unexpected(error)}")
         if self.spec.invalid:
             return []
         return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
@@ -1717,7 +1721,7 @@ class Visit:
         requests = {"storage": self.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
-        self.did("grew claim", action)
+        self.did("expanded claim", action)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
@@ -1919,7 +1923,7 @@ class Operator:
         counts = ", ".join(f"{what}: {count}" for what, count in done.items())
         total = f"{states.total()} Milvus resource(s) in {seconds:.2f} s{self.api.dry_run_note}"
         level = logging.INFO if done else logging.DEBUG
-        log.log(level, "pass over %s: %s", total, counts or "nothing to do")
+        log.log(level, "pass finished: %s: %s", total, counts or "nothing to do")
 
     def all_visits(self) -> list[Visit]:
         return [visit for visits in self.visits.values() for visit in visits]
@@ -1960,7 +1964,7 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
     except ConfigException as error:
         text = without_secrets(str(error))
     except OSError as error:  # without the path: it may be a token, put where a path belongs
-        text = f"it, or a file that it names (tokenFile …), cannot be read: {error.strerror}"
+        text = f"it, or a file that it refers to (tokenFile …), cannot be read: {error.strerror}"
     except urllib3.exceptions.HTTPError as error:  # an OIDC token is renewed while loading
         text = f"its identity provider did not answer ({type(error).__name__})"
     except ImportError as error:
@@ -2144,14 +2148,14 @@ def start_pool(workers: int) -> Executor:
     try:
         list(pool.map(lambda _: gate.wait(), range(workers)))
     except RuntimeError as error:
-        gate.abort()  # or those that have started would wait for ever
+        gate.abort()  # or those that have started would wait forever
         raise Unusable(f"cannot start a thread: {error}") from None
     return pool
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
     """Run the loop in a thread of its own. A signal handler interrupts the main thread: if that
-    were waiting for the event, `set()` in the handler could wait for ever. After a signal, current
+    were waiting for the event, `set()` in the handler could wait forever. After a signal, current
     requests get STOPPING seconds; a second one ends the process. Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
@@ -2179,12 +2183,16 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option("--interval", default=5.0, callback=check_seconds, help="Seconds between two passes.")
+@click.option(
+    "--interval", default=5.0, callback=check_seconds, help="Seconds from one pass to the next."
+)
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option("--timeout", default=30.0, callback=check_seconds, help="Seconds to wait for a list.")
+@click.option(
+    "--timeout", default=30.0, callback=check_seconds, help="Seconds to connect, and for each read."
+)
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),

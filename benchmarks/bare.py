@@ -1,7 +1,7 @@
 """Bare requests: the benchmark's own client and, as a command, what the operator is compared with.
 
     python -m benchmarks.bare NAMESPACE create_pods         # those that are desired
-    python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, for ever
+    python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
 
 The cluster is that of the file in KUBECONFIG.

@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None
     write_kubeconfig(file, NOWHERE, certificate_authority_data="bm9uZQ==")
     assert "certificate" in rejection(file)
     write_kubeconfig(file, NOWHERE, {"tokenFile": "hunter2"})  # where somebody has put the token
-    assert "a file that it names (tokenFile …), cannot be read: No such file" in rejection(file)
+    assert "a file that it refers to (tokenFile …), cannot be read: No such file" in rejection(file)
     expired = base64.b64encode(b'{"exp": 1}').decode().rstrip("=")
     oidc = {"idp-issuer-url": NOWHERE, "id-token": f"a.{expired}.c", "refresh-token": "hunter2"}
     write_kubeconfig(file, NOWHERE, {"auth-provider": {"name": "oidc", "config": oidc}})

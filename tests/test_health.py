@@ -77,7 +77,7 @@ def test_metrics_count_passes_and_milvus() -> None:
 def test_without_file_handles_it_goes_on(kube: Kube, command: Start) -> None:
     """Meanwhile, what needs a new connection or a file fails with a line."""
     process = command("--interval", "0.5", "-v")
-    process.says("pass over")
+    process.says("pass finished")
     limit = resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (1, limit[1]))
     for number in range(20):

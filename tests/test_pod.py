@@ -108,7 +108,7 @@ def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
 INVALID = {
     # A typing error: a pod without these settings would run beside its data.
     "it is not a YAML mapping: write `name: value`": ["1 a:1", "2 \na=1", "1 - a: 1"],
-    "leave out proxy.port and metrics.port: the ports are fixed": [
+    "leave out proxy.port and metrics.port: a port is moved in spec.pod": [
         *("1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1", "1 metrics: {port: 1}"),
     ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
@@ -356,7 +356,7 @@ UNSAFE = {
         f"woodpecker.storage.rootPath {OUTSIDE}"
     ),
     "milvusSpec: '{etcd.use.embed: 1, etcd.data.dir: /x}'": f"etcd.data.dir {OUTSIDE}",
-    BUCKET: "etcd, which knows them, is on an emptyDir: set spec.storage",
+    BUCKET: "etcd, which lists them, is on an emptyDir: set spec.storage",
     f"{{replicas: 2, {KEPT}, {BUCKET}}}": "with this common.storageType, all replicas",
     "{replicas: 2, milvusSpec: 'etcd.use.embed: false'}": "with this etcd.use.embed, all replicas",
     "{replicas: 2, milvusSpec: 'mq.type: kafka'}": "with this mq.type, all replicas",

@@ -181,8 +181,8 @@ def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else
     world.change("x", image="milvus:2")
     world.live(60)
     assert sizes(world) == "1Gi, 20Gi, 20Gi"
-    note = "grew claims data-x-1, data-x-2: spec.storage.size is 20Gi"
-    assert f"Grew: {note}" in world.events()
+    note = "expanded claims data-x-1, data-x-2: spec.storage.size is 20Gi"
+    assert f"Expanded: {note}" in world.events()
     assert world.images() == ["milvus:2"] * 3
     assert world.reason(kind="Stalled") == "Forbidden"
     assert world.warnings == [f"milvus test/x: {words}"]
