@@ -1,6 +1,7 @@
 """The sections of milvus_operator.py are layers: each uses only those above it."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ IMPURE = """time datetime timestamp log logging metrics PASSES PASS_SECONDS MILV
     Executor ThreadPoolExecutor open print"""
 
 
+@functools.cache
 def sections() -> dict[str, tuple[int, int]]:
     """The first and the last line of each section, by its title."""
     lines = SOURCE.splitlines()
