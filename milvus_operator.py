@@ -19,8 +19,8 @@ import os
 import signal
 import sys
 
-# Importing takes a while, and process 1 of a container must not ignore signals meanwhile. With
-# --once, nothing has been done then.
+# Importing takes a while, and process 1 of a container must not ignore signals meanwhile. The exit
+# code is 1 with --once, because nothing has been done, and else 0.
 if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit("--once" in sys.argv))
@@ -105,7 +105,8 @@ READY = "ready"
 PROGRESSING = "progressing"
 FAILED = "failed"
 
-# Times, in seconds.
+# Times, in seconds. SLACK must be more than LONGEST_LIST_DELAY, or /healthz would fail while the
+# API server is down.
 ACTING = 10  # a pass begins no write later than this after its lists have arrived
 TELLING = 5  # and no event later than this after its visits
 ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
@@ -303,8 +304,10 @@ DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 TRUE = ("true", "1", "t")  # what Milvus reads as true
 FALSE = ("false", "0", "f")
 IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
-# Parts of a configuration that Milvus uses only with some values of another setting. To name one
-# without that value is an error: the data would not be where its owner thinks.
+# Each of the next three tables says: with which values of which other setting.
+
+# Parts of a configuration that Milvus uses only then. To name one otherwise is an error: the data
+# would not be where its owner thinks.
 PARTS = {
     "minio": ("common.storageType", IN_BUCKET),
     "etcd.endpoints": ("etcd.use.embed", FALSE),
@@ -312,8 +315,8 @@ PARTS = {
     "pulsar": ("mq.type", ("pulsar",)),
     "woodpecker": ("mq.type", ("woodpecker",)),
 }
-# Where data lies in the container, with these values of another setting. What is on no volume is
-# lost whenever the container ends; and Milvus deletes the vectors that its etcd does not know.
+# Folders of the container that hold data then. What is on no volume is lost whenever the container
+# ends; and Milvus deletes the vectors that its etcd does not know.
 PLACES = {
     "etcd.data.dir": ("etcd.use.embed", TRUE),
     "localStorage.path": ("common.storageType", ("local",)),
@@ -321,12 +324,12 @@ PLACES = {
     "natsmq.server.storeDir": ("mq.type", ("natsmq",)),
     "woodpecker.storage.rootPath": ("woodpecker.storage.type", ("local",)),
 }
-# What all replicas would share, with these values of a setting, unless another setting is different
-# in each pod, which only `valueFrom` can do. Each would delete the data of the others.
-SHARED = {
-    "common.storageType": (IN_BUCKET, "minio.rootPath"),
-    "etcd.use.embed": (FALSE, "etcd.rootPath"),
-    "mq.type": (("kafka", "pulsar"), "msgChannel.chanNamePrefix.cluster"),
+# Settings that must then be different in each replica: otherwise all would use the same data, and
+# delete that of the others.
+OWN = {
+    "minio.rootPath": ("common.storageType", IN_BUCKET),
+    "etcd.rootPath": ("etcd.use.embed", FALSE),
+    "msgChannel.chanNamePrefix.cluster": ("mq.type", ("kafka", "pulsar")),
 }
 
 # More YAML events than any real configuration has; a setting takes two. So no text takes long.
@@ -375,9 +378,9 @@ def environment(settings: Mapping[str, str]) -> list[Obj]:
 # compared (`canonical`): proxymaxnamelength. As it is handed on (`as_variable`):
 # milvus.proxy.maxnamelength.
 def canonical(name: str) -> str:
-    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. By
-    this are found: duplicates, fixed settings, defaults that a user replaces, in milvusSpec or in
-    an overlay, and the parts, places and shared settings above."""
+    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. All
+    that compares settings uses this: the search for duplicates and for fixed settings, the
+    defaults that a user replaces, in milvusSpec or in an overlay, and the tables above."""
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
@@ -495,17 +498,18 @@ class Spec:
 def spec_of(milvus: Obj) -> Spec:
     """Read the spec, which is JSON text. Raises Invalid or, as an older CRD does not check types,
     anything else."""
-    if "spec" not in milvus:  # the lists leave it out
+    if "spec" not in milvus:  # `slim` leaves it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
     # Only a change of these fields replaces pods: storage is left out, so that it can grow. One
-    # more field here would replace all pods of those who use it; a change to `new_pod`, none.
+    # more field here would replace all pods of those who use it. A change to `new_pod` replaces no
+    # pods.
     template = pick(fields, ("image", "milvusSpec", "pod"))
     fingerprint = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
     text = template.get("milvusSpec", "")
     events = events_of(text)
     is_mapping = not events or isinstance(events[0], yaml.MappingStartEvent)
-    # The example that this project grew from has mere words here, so words are accepted.
+    # The example that this project grew from has just words here, so words are accepted.
     if not is_mapping and re.search("[:=]", text):  # but this looks like settings
         raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
     spec = Spec(
@@ -518,9 +522,12 @@ def spec_of(milvus: Obj) -> Spec:
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    check_data(new_pod(milvus, spec, 0), spec.replicas)
+    pod = new_pod(milvus, spec, 0)
+    check_data(pod, spec.replicas)
+    if spec.replicas > 1:
+        check_claim(pod, new_pod(milvus, spec, 1))
     if spec.storage:
-        new_claim(milvus, spec, 0)
+        parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
     return spec
 
 
@@ -559,7 +566,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
     config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},
+        "metadata": {"labels": {}, "annotations": {}},  # so that only mappings are laid over them
         "spec": {
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
             "terminationGracePeriodSeconds": 60,
@@ -571,7 +578,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         },
     }
     over = pick(spec.pod, ("metadata", "spec"))
-    if "serviceAccountName" not in over.get("spec", {}):  # a user who names one needs its token
+    if "serviceAccountName" not in over.get("spec", {}):  # to name one is to ask for its token
         generated["spec"]["automountServiceAccountToken"] = False
     merged = overlay(generated, over, "spec.pod")  # the user's wins
     ours = {
@@ -626,8 +633,9 @@ HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
     """A mapping laid over another, in which null removes a key. `resources` replace ours as a
-    whole, and a probe's handler takes the place of ours: otherwise our requests or our handler
-    would change what the user's half means. Raises Invalid with the path of what is wrong."""
+    whole, and a probe's handler takes the place of ours: merged with ours, a limit without a
+    request, or a second handler, would mean something else. Raises Invalid with the path of what
+    is wrong."""
     if not isinstance(over, dict):
         raise Invalid(f"{path} must be a mapping")
     merged = dict(base)
@@ -685,12 +693,11 @@ def check_data(pod: Obj, replicas: int) -> None:
     check_parts(variables, values)
     for setting, (decider, with_values) in PLACES.items():
         path = values.get(canonical(setting))
-        is_path = path not in (None, "default")  # Woodpecker's `default` is below localStorage.path
-        if is_path and has(values, decider, with_values):
-            volume = volume_at(path, container, pod)
-            check_volume(setting, volume, values, replicas)
+        is_default = setting.startswith("woodpecker.") and path == "default"  # in localStorage.path
+        if path is not None and not is_default and has(values, decider, with_values):
+            check_volume(setting, volume_at(path, container, pod), values)
     if replicas > 1:
-        check_sharing(values)
+        check_sharing(variables, values)
 
 
 def has(values: Obj, setting: str, any_of: Sequence[str]) -> bool:
@@ -720,35 +727,41 @@ def volume_at(path: Any, container: Obj, pod: Obj) -> Obj:
     return next((volume for volume in volumes if volume.get("name") == name), {})
 
 
-def check_volume(setting: str, volume: Obj, values: Obj, replicas: int) -> None:
-    """Raises Invalid if data would be lost with the container, with the pod, or to a replica."""
+def check_volume(setting: str, volume: Obj, values: Obj) -> None:
+    """Raises Invalid if data would be lost with the container or with the pod."""
     if not volume:
         raise Invalid(f"{setting} is not on a volume of the pod: its data would be lost")
     is_bucket = has(values, "common.storageType", IN_BUCKET)
-    if setting == "etcd.data.dir" and is_bucket and "emptyDir" in volume:
-        text = "the vectors are in object storage, but etcd, which lists them, is on an emptyDir"
+    ends_with_pod = volume.keys() & {"emptyDir", "ephemeral"}
+    if setting == "etcd.data.dir" and is_bucket and ends_with_pod:
+        text = (
+            "the vectors are in object storage, but etcd, which lists them, would end with the pod"
+        )
         raise Invalid(f"{text}: set spec.storage")
-    claim = volume.get("persistentVolumeClaim")
-    name = str(claim.get("claimName")) if isinstance(claim, dict) else ""
-    if replicas > 1 and name and not name.startswith("data-"):  # that of spec.storage does
-        raise Invalid(f"all replicas would use the claim {name}: set spec.replicas to 1")
 
 
-def check_sharing(values: Obj) -> None:
-    """Raises Invalid if several replicas would use the same data."""
-    for setting, (with_values, own) in SHARED.items():
-        is_given_by_pod = canonical(own) in values and values[canonical(own)] is None
-        if has(values, setting, with_values) and not is_given_by_pod:
-            text = f"with this {setting}, all replicas would use the same data"
-            raise Invalid(
-                f"{text}: set spec.replicas to 1, or give each pod its own {own} with valueFrom"
-            )
+def check_sharing(variables: list[Obj], values: Obj) -> None:
+    """Raises Invalid if several replicas would use the same data in a bucket, etcd or queue."""
+    # Only what is read from the pod itself is different in each.
+    from_pod = {identity("env", item) for item in variables if "fieldRef" in str(item)}
+    for own, (decider, with_values) in OWN.items():
+        if has(values, decider, with_values) and canonical(own) not in from_pod:
+            text = f"with this {decider}, all replicas would use the same data"
+            raise Invalid(f"{text}: set spec.replicas to 1, or give each pod its own {own}")
+
+
+def check_claim(pod: Obj, other: Obj) -> None:
+    """Raises Invalid if these two replicas would use one claim for their data."""
+    for volume in pod["spec"].get("volumes") or []:
+        is_claim = volume.get("name") == "data" and "persistentVolumeClaim" in volume
+        if is_claim and volume in other["spec"]["volumes"]:
+            raise Invalid("all replicas would use the same claim: set spec.replicas to 1")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-# What may back off: a verb and an ordinal, or None if it is about no single pod. A verb has either
-# ordinals or None, so that keys can be sorted.
+# What may back off: a verb and an ordinal; or None, as in STATUS and ANSWER, which are about no
+# single pod. No verb has both, so keys can be sorted.
 Key = tuple[str, int | None]
 Refused = Mapping[Key, str]  # the reason of each action that was refused and still backs off
 Problems = Mapping[int, Why]  # what has failed, by ordinal
@@ -772,8 +785,9 @@ class Action(NamedTuple):
         return self.verb, self.ordinal
 
 
-def by_ordinal(objects: Iterable[Obj]) -> dict[str, Objs]:
-    """Pods or claims by full name without the ordinal, then by ordinal."""
+def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
+    """Pods or claims by full name without the ordinal, then by ordinal. Below, `named` are the pods
+    that have the names of one Milvus, whoever owns them."""
     found = defaultdict[str, Objs](dict)
     for obj in objects:
         if match := re.fullmatch("(.+)-(0|[1-9][0-9]*)", full_name(obj)):
@@ -802,9 +816,9 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def held_back(spec: Spec, claims: Objs) -> set[int]:
-    """The ordinals whose claims are being deleted. A claim ends when its pod is gone, and the data
-    with it. So such a pod is left, unless it is surplus; if it is gone, none is created until the
-    claim is gone, too. Without storage, claims are not ours."""
+    """The ordinals whose claims are being deleted. When the pod is gone, the claim goes, and its
+    data with it. So such a pod is left, unless it is surplus; if it is gone, none is created until
+    the claim is gone, too. Without storage, claims are not ours."""
     if not spec.storage:
         return set()
     return {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
@@ -817,16 +831,16 @@ def decide(
     a failure that would meet all pods alike, such as an exceeded quota, ends what is done in a
     pass. So deletions come before creations, and what can wait comes last."""
     mine = members(milvus, named)
-    waiting = held_back(spec, claims)
-    yield from tidy(milvus, spec, named, mine, waiting)
-    yield from complete(milvus, spec, named, mine, claims, waiting)
-    yield from roll(spec, mine, waiting, refused)
+    held = held_back(spec, claims)
+    yield from tidy(milvus, spec, named, mine, held)
+    yield from complete(milvus, spec, named, mine, claims, held)
+    yield from roll(spec, mine, held, refused)
     for ordinal, claim in sorted(claims.items()):
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
 
 
-def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, waiting: set[int]) -> Iterator[Action]:
+def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, held: set[int]) -> Iterator[Action]:
     """Adopt orphans, delete surplus pods, and those that have ended."""
     for ordinal, pod in sorted(named.items()):
         if is_ending(pod):
@@ -837,16 +851,16 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, waiting: set[int]) ->
             continue  # where it is in the way, a create fails and tells whose it is
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif is_finished(pod) and ordinal not in waiting:
+        elif is_finished(pod) and ordinal not in held:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
 def complete(
-    milvus: Obj, spec: Spec, named: Objs, mine: Objs, claims: Objs, waiting: set[int]
+    milvus: Obj, spec: Spec, named: Objs, mine: Objs, claims: Objs, held: set[int]
 ) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
     taken = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*mine, *taken, *waiting}
+    not_missing = {*mine, *taken, *held}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
@@ -864,7 +878,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
 
 
-def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterator[Action]:
+def roll(spec: Spec, mine: Objs, held: set[int], refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that may serve, the one with
     the highest ordinal goes, and only if no other pod is unavailable."""
@@ -874,7 +888,7 @@ def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterato
     desired = range(spec.replicas)
     outdated = [o for o in desired if o in running and is_outdated(running[o], spec)]
     budget = 1 - count_unavailable(spec, mine, outdated, refused)
-    for ordinal in sorted({*outdated} - waiting, reverse=True):
+    for ordinal in sorted({*outdated} - held, reverse=True):
         action = Action("replace", ordinal, mine[ordinal], OUTDATED)
         if not may_serve(mine[ordinal]):
             yield action
@@ -884,11 +898,11 @@ def roll(spec: Spec, mine: Objs, waiting: set[int], refused: Refused) -> Iterato
 
 
 def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refused) -> int:
-    """How many pods count as unavailable: desired ones that a roll waits for, and Ready surplus
-    ones, because this pass deletes them: it must not take down two pods that serve."""
+    """How many pods count as unavailable: desired ones that a roll waits for, and surplus ones
+    that may serve, because this pass deletes them: it must not take down two pods that serve."""
     desired = range(spec.replicas)
     waited_for = [o for o in desired if is_waited_for(o, mine, outdated, refused)]
-    surplus = [o for o, pod in mine.items() if o not in desired and is_ready(pod)]
+    surplus = [o for o, pod in mine.items() if o not in desired and may_serve(pod)]
     leaving = [o for o in surplus if ("delete", o) not in refused]
     return len(waited_for) + len(leaving)
 
@@ -936,8 +950,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# Of a new Milvus this is not said, as it is no news. It is in each status, so to change the words
-# would write every status anew, with an event.
+# It is not news that a new Milvus is fine, so this is not said of one. It is in each status: if the
+# words changed, every status would be written anew, with an event.
 MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -950,7 +964,7 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
         pod = mine.get(ordinal)
         if not pod:
             unready[ordinal] = problems.get(ordinal, Why("Creating", "it has not been created yet"))
-        elif is_finished(pod):  # why it is not replaced, if anything says so
+        elif is_finished(pod):  # if it could not be restarted, that says more
             unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
@@ -1081,7 +1095,8 @@ class Retries:
     the restart of a pod that dies at once, are slowed down in the same way. It is told the time, in
     seconds. Losing it costs one more try.
 
-    With `tries_once` (--once, --dry-run), nothing is tried a second time: all waits forever."""
+    With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
+    status still follows."""
 
     PACED = ("restart", "replace", "adopt", "claim", "grow")
 
@@ -1110,15 +1125,15 @@ class Retries:
         return min(max(first, 2 * before), LONGEST_DELAY)
 
     def keep_only(self, keys: set[Key], now: float) -> None:
-        """Forget what failed and is no longer to do, and what was done long ago."""
+        """Forget what failed and is no longer to do, and what was last tried long ago."""
         for key, retry in list(self.last.items()):
-            is_over = now >= max(retry.until, retry.tried + QUIET)
+            is_over = now >= max(retry.until, retry.tried + QUIET)  # until: perhaps forever
             is_moot = retry.problem and key not in keys
             if is_over or is_moot:
                 del self.last[key]
 
     def problems(self) -> Problems:
-        """What has failed, by ordinal; of two problems of one ordinal, always the same one."""
+        """What has failed, by ordinal; of several problems of one, that of the first verb."""
         found: dict[int, Why] = {}
         for (_, ordinal), retry in sorted(self.last.items()):
             if retry.problem and ordinal is not None:
@@ -1179,8 +1194,8 @@ class ApiError(Exception):
 
     @property
     def meets_all(self) -> bool:
-        """Whether the same request for another pod of the Milvus would fail, too. What is
-        Invalid is not among them: it may be about one pod, so the others go on."""
+        """Whether the same request for another pod of the Milvus would fail, too. Invalid
+        does not count, because it may be about this one pod."""
         return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
 
 
@@ -1213,7 +1228,8 @@ def rejection(error: ApiException) -> ApiError:
         reason = PENDING
     elif code == 403 and QUOTA.match(message):  # which has no cause of its own
         reason = QUOTA_EXCEEDED
-    # InternalError is an answer: a webhook that the API server had to ask has failed.
+    # InternalError is an answer: the API server sends it when a webhook that it had to ask has
+    # failed, before it writes. (If it came after a delete, `roll` could take down a second pod.)
     is_failure = code >= 500 and status_reason != "InternalError"
     return ApiError(
         why=Why(reason, message),
@@ -1225,8 +1241,9 @@ def rejection(error: ApiException) -> ApiError:
 
 
 # --- What is kept of the lists ---
-# Whatever the order of the keys of a list is: what precedes its items has no such key, and what
-# follows them contains no bracket.
+# In `{"apiVersion": …, "items": […], "metadata": {…}}`, with the keys in any order, no other key is
+# called items, and what follows the items contains no bracket. Without the metadata, whose version
+# changes all the time, a page can be recognized by its digest.
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 METADATA = (
     "name",
@@ -1271,6 +1288,8 @@ def split_page(body: bytes) -> tuple[bytes, str]:
         raise no_answer(NOT_KUBERNETES)
     start, end = found.span(1)
     rest = parse(body[:start] + b"[]" + body[end:])
+    if not isinstance(rest.get("metadata"), dict):
+        raise no_answer(NOT_KUBERNETES)
     return body[start:end], rest["metadata"].get("continue", "")
 
 
@@ -1303,7 +1322,7 @@ class Api:
 
     def use(self, client: ApiClient) -> None:
         self.client = client
-        self.is_rejected = False  # whether the configuration must be loaded anew
+        self.must_reload = False  # the configuration, before the next pass
         self.server = without_secrets(client.configuration.host)
         self.pods = pods(client)
         self.claims = by_gvr(client, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
@@ -1318,12 +1337,12 @@ class Api:
     def log_in(self) -> None:
         """Before each pass: load the configuration anew if a list was not answered or the server
         has rejected the credentials, and renew a token that has expired. Raises Unusable."""
-        if self.is_rejected:
+        if self.must_reload:
             self.use(self.reload())
         try:
             self.renew(self.client)
         except Unusable:
-            self.is_rejected = True
+            self.must_reload = True
             raise
 
     def may_write(self) -> bool:
@@ -1355,7 +1374,7 @@ class Api:
             if objects is None:
                 what = f"one of the {listing.resource.name} in {scope(namespace)}"
                 log.warning("%s is nested too deeply, and is skipped", what)
-            pages[digest] = objects or []
+            pages[digest] = objects or []  # in order; two equal pages could only be empty
             token = following
             if not token:
                 break
@@ -1395,7 +1414,7 @@ class Api:
         try:
             response = getattr(resource, verb)(**options)
             body = bytes(response.read(most))
-            response.close()
+            response.close()  # if it was not read to its end, so is the connection
             return body
         except ApiException as error:
             raise rejection(error) from None
@@ -1471,12 +1490,13 @@ def timestamp(precision: str = "seconds") -> str:
 
 # Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
 # passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
-# needs; what came of it is returned as an Outcome, which the loop keeps. All that threads share is
-# the Api: a request notes there when it has ended. So there are no locks.
+# needs. What came of it is returned as an Outcome, which the loop keeps, with the same Retries each
+# time. All that threads share is the Api: a request notes there when it has ended. So there are no
+# locks.
 
 STATUS: Key = ("status update", None)
-# A write that was not answered: then nothing of that Milvus is tried for a while. Otherwise each of
-# its pods would time out in turn.
+# A write that was not answered: then no action for that Milvus is tried for a while. Otherwise each
+# of its pods would time out in turn.
 ANSWER: Key = ("answer", None)
 STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
 
@@ -1516,6 +1536,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         self.outcome = self.before  # until this visit has been made
+        self.retries = self.before.retries
 
     @property
     def versions(self) -> Sequence[str]:
@@ -1540,21 +1561,20 @@ class Visit:
             text = unexpected(error)
             if text != self.before.said:
                 log.error("milvus %s: %s", full_name(self.milvus), text)
-            return Outcome(self.before.retries, FAILED, text)
+            return Outcome(self.retries, FAILED, text)
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
-        retries = self.before.retries
         now = self.began = self.api.clock()
 
         # 1. Decide what to do, and forget what is no longer to do.
         #    (Both with the same `now`: `roll` skips a replacement that was refused, and takes the
         #    next one. If that back-off ended in between, both pods would be taken down.)
-        actions = self.plan(retries.refused(now))
-        retries.keep_only(self.keys(actions), now)
+        actions = self.plan(self.retries.refused(now))
+        self.retries.keep_only(self.keys(actions), now)
 
         # 2. Do what does not back off, up to a failure that the others would meet, too.
-        if not retries.waits(ANSWER, now):
+        if not self.retries.waits(ANSWER, now):
             self.carry_out(actions, now)
 
         # 3. Say what was done.
@@ -1567,13 +1587,13 @@ class Visit:
             self.is_left = True
             if not self.before.owes_status:
                 return self.new_outcome(self.before.state, self.before.said, owes_status=True)
-        problems = retries.problems()
+        problems = self.retries.problems()
         status = status_of(self.milvus, self.spec, self.named, self.claims, problems, timestamp())
         said = self.tell(status)
         is_right = self.write_status(status)
 
         # 5. Return what came of it.
-        state = FAILED if retries.has_failed(STATUS) else state_of(status)
+        state = FAILED if self.retries.has_failed(STATUS) else state_of(status)
         return self.new_outcome(state, said, owes_status=not is_right)
 
     def plan(self, refused: Refused) -> list[Action]:
@@ -1590,44 +1610,42 @@ class Visit:
         return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
 
     def keys(self, actions: list[Action]) -> set[Key]:
-        """Whose failures are worth remembering: what is to do, and the replacements that are not
-        to do yet, or were refused."""
+        """Whose failures are worth remembering: what is to do, and replacements, which `roll`
+        leaves out while they are refused or not their turn."""
         mine = members(self.milvus, self.named)
         turns = {("replace", o) for o, pod in mine.items() if is_outdated(pod, self.spec)}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
-        retries = self.before.retries
         for action in actions:
-            if retries.waits(action.key, now):
+            if self.retries.waits(action.key, now):
                 continue
             if not self.api.may_write():
                 self.cut_since = self.api.clock()
                 self.is_left = True
                 break
             error = self.attempt(action.key, self.VERBS[action.verb], self, action)
-            if error and error.meets_all and not retries.tries_once:
+            if error and error.meets_all and not self.retries.tries_once:
                 break
             if not error:
-                retries.done(ANSWER, now)
+                self.retries.done(ANSWER, now)
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
         """Do something that may fail, and note what came of it."""
-        retries = self.before.retries
         try:
             task(*arguments)
         except ApiError as error:
             now = self.api.clock()
             self.is_left = True  # the next pass knows better, or does what this has held up
-            if error.is_lost and not retries.tries_once:
-                retries.failed(ANSWER, now, error.why)
+            if error.is_lost and not self.retries.tries_once:
+                self.retries.failed(ANSWER, now, error.why)
             # Under an older CRD without a status, this is a 404, and so stale: it must not be tried
             # in each pass.
-            backs_off_anyway = key == STATUS and not retries.tries_once
+            backs_off_anyway = key == STATUS and not self.retries.tries_once
             if backs_off_anyway or not error.is_stale:
-                retries.failed(key, now, error.why, is_refused=not error.is_lost)
+                self.retries.failed(key, now, error.why, is_refused=not error.is_lost)
             return error
-        retries.done(key, self.api.clock())
+        self.retries.done(key, self.api.clock())
         return None
 
     def tell(self, status: Obj) -> str:
@@ -1643,16 +1661,15 @@ class Visit:
 
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
-        retries = self.before.retries
         if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
-            retries.done(STATUS, self.api.clock())
+            self.retries.done(STATUS, self.api.clock())
             return True
         if not self.api.may_write():
             self.is_left = True
             return False
-        if retries.waits(STATUS, self.api.clock()):
+        if self.retries.waits(STATUS, self.api.clock()):
             return False
-        had_failed = retries.has_failed(STATUS)
+        had_failed = self.retries.has_failed(STATUS)
         error = self.attempt(STATUS, self.api.write_status, self.milvus, status)
         if error and not error.is_stale and not had_failed:
             name = full_name(self.milvus)
@@ -1669,14 +1686,14 @@ class Visit:
 
     def new_outcome(self, state: str, said: str, owes_status: bool) -> Outcome:
         return Outcome(
-            retries=self.before.retries,
+            retries=self.retries,
             state=state,
             said=said,
             owes_status=owes_status,
             cut_since=self.cut_since,
             is_left=self.is_left,
             versions=self.versions,
-            wake=self.before.retries.next(self.began),
+            wake=self.retries.next(self.began),
             done=[done for (done, _because), names in self.done.items() for _name in names],
             events=self.events,
         )
@@ -1697,6 +1714,7 @@ class Visit:
         self.did("created pod", action)
         if self.spec.storage and action.ordinal not in self.claims:
             claim = new_claim(self.milvus, self.spec, action.ordinal)
+            # If this fails, the next pass finds a pod without a claim, and tries again.
             self.claim(Action("claim", action.ordinal, claim))
 
     def claim(self, action: Action) -> None:
@@ -1855,7 +1873,7 @@ class Operator:
                 lists.append(self.api.list_all(namespace, listing))
                 self.has_listed = True
             except ApiError as error:
-                self.api.is_rejected |= error.code in (0, 401)
+                self.api.must_reload |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
                 return []
@@ -1898,8 +1916,8 @@ class Operator:
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that
-        a roll waits for its pods, not for passes, and grow with the time since. Below the interval,
-        lists take a fifth of the time at most."""
+        a roll waits for its pods, not for passes, and grow with the time since, up to the interval.
+        Until then, lists take a fifth of the time at most."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed

@@ -356,11 +356,16 @@ UNSAFE = {
         f"woodpecker.storage.rootPath {OUTSIDE}"
     ),
     "milvusSpec: '{etcd.use.embed: 1, etcd.data.dir: /x}'": f"etcd.data.dir {OUTSIDE}",
-    BUCKET: "etcd, which lists them, is on an emptyDir: set spec.storage",
+    "milvusSpec: 'etcd.data.dir: default'": f"etcd.data.dir {OUTSIDE}",
+    f"{{{BUCKET}, pod: {{spec: {{volumes: [{{name: data, ephemeral: {{}}}}]}}}}}}": "end with the pod",
+    f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
+    "env: [{name: minio.rootPath, valueFrom: {secretKeyRef: {}}}]}]}}}": "all replicas",
+    f"{{replicas: 2, {KEPT}, pod: {{spec: {OWN_CLAIM.replace('old', 'data-x-0')}}}}}": "same claim",
+    BUCKET: "etcd, which lists them, would end with the pod: set",
     f"{{replicas: 2, {KEPT}, {BUCKET}}}": "with this common.storageType, all replicas",
     "{replicas: 2, milvusSpec: 'etcd.use.embed: false'}": "with this etcd.use.embed, all replicas",
     "{replicas: 2, milvusSpec: 'mq.type: kafka'}": "with this mq.type, all replicas",
-    f"{{replicas: 2, pod: {{spec: {OWN_CLAIM}}}}}": "all replicas would use the claim old",
+    f"{{replicas: 2, pod: {{spec: {OWN_CLAIM}}}}}": "all replicas would use the same claim",
 }
 SAFE = [
     f"{{replicas: 2, {KEPT}}}",
@@ -373,7 +378,6 @@ SAFE = [
     "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: default}}'",
     "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: minio, rootPath: wp}}'",
     "milvusSpec: '{etcd.use.embed: 0, etcd.endpoints: a}'",
-    "{replicas: 2, pod: {spec: {volumes: [{name: data, persistentVolumeClaim: old}]}}}",  # a slip
     f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
     f"env: [{{name: MINIO_ROOTPATH, {BY_NAME}}}]}}]}}}}}}",
 ]
