@@ -36,7 +36,7 @@ demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
 
 check: lint ## run ruff, mypy and the tests that need no cluster
-	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not cluster" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test: $(VENV)/ready ## run the tests that a change must pass (PYTEST_ARGS='-k roll' for some)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)

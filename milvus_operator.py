@@ -16,6 +16,7 @@ both as dicts. Start reading at `decide`, then `Visit.reconcile` and `Operator.r
 from __future__ import annotations
 
 import os
+import posixpath
 import signal
 import sys
 
@@ -525,7 +526,7 @@ def spec_of(milvus: Obj) -> Spec:
     pod = new_pod(milvus, spec, 0)
     check_data(pod, spec.replicas)
     if spec.replicas > 1:
-        check_claim(pod, new_pod(milvus, spec, 1))
+        check_volumes(pod, new_pod(milvus, spec, 1))
     if spec.storage:
         parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
     return spec
@@ -718,6 +719,7 @@ def check_parts(variables: list[Obj], values: Obj) -> None:
 
 def volume_at(path: Any, container: Obj, pod: Obj) -> Obj:
     """The volume that this path of the container is on, or an empty mapping."""
+    path = posixpath.normpath(str(path))
     folders = {str(m.get("mountPath")).rstrip("/"): m for m in container.get("volumeMounts") or []}
     above = [folder for folder in folders if f"{path}/".startswith(f"{folder}/")]
     if not above:
@@ -750,12 +752,14 @@ def check_sharing(variables: list[Obj], values: Obj) -> None:
             raise Invalid(f"{text}: set spec.replicas to 1, or give each pod its own {own}")
 
 
-def check_claim(pod: Obj, other: Obj) -> None:
-    """Raises Invalid if these two replicas would use one claim for their data."""
+def check_volumes(pod: Obj, other: Obj) -> None:
+    """Raises Invalid if these two replicas would keep their data in the same place. A mount with a
+    `subPathExpr` can be different in each."""
     for volume in pod["spec"].get("volumes") or []:
-        is_claim = volume.get("name") == "data" and "persistentVolumeClaim" in volume
-        if is_claim and volume in other["spec"]["volumes"]:
-            raise Invalid("all replicas would use the same claim: set spec.replicas to 1")
+        is_shared = volume in (other["spec"].get("volumes") or []) and "emptyDir" not in volume
+        if volume.get("name") == "data" and is_shared and "subPathExpr" not in json.dumps(pod):
+            text = "all replicas would keep their data in the same volume"
+            raise Invalid(f"{text}: set spec.replicas to 1")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
@@ -1498,7 +1502,19 @@ STATUS: Key = ("status update", None)
 # A write that was not answered: then no action for that Milvus is tried for a while. Otherwise each
 # of its pods would time out in turn.
 ANSWER: Key = ("answer", None)
-STATUS_UPDATED = "updated status"  # what a pass counts, besides what was done to pods and claims
+STATUS_UPDATED = "updated status"  # which a pass counts, too
+
+
+class Done(NamedTuple):
+    """A kind of thing that a visit has done, and why."""
+
+    reason: str  # of its event, such as Created
+    kind: str  # pod or claim
+    because: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.reason.lower()} {self.kind}"
 
 
 class Outcome(NamedTuple):
@@ -1529,10 +1545,11 @@ class Visit:
     before: Outcome  # of the visit before
     began: float = 0.0
     spec: Spec = Spec()
-    done: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    done: dict[Done, list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     cut_since: float = inf
     is_left: bool = False
+    is_updated: bool = False  # whether the status has been written
 
     def __post_init__(self) -> None:
         self.outcome = self.before  # until this visit has been made
@@ -1578,8 +1595,8 @@ class Visit:
             self.carry_out(actions, now)
 
         # 3. Say what was done.
-        for (done, because), names in self.done.items():
-            self.say(done.split()[0].capitalize(), sentence(done, names, because))
+        for done, names in self.done.items():
+            self.say(done.reason, sentence(done.words, names, done.because))
 
         # 4. Write the status. If anything was done, the lists are out of date, so this is left to
         #    the next visit, which must write it, whatever it does.
@@ -1674,8 +1691,7 @@ class Visit:
         if error and not error.is_stale and not had_failed:
             name = full_name(self.milvus)
             log.warning("milvus %s: the status update failed: %s", name, error)
-        if not error:
-            self.done[STATUS_UPDATED, ""].append(name_of(self.milvus))
+        self.is_updated = not error
         return not error
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1694,13 +1710,19 @@ class Visit:
             is_left=self.is_left,
             versions=self.versions,
             wake=self.retries.next(self.began),
-            done=[done for (done, _because), names in self.done.items() for _name in names],
+            done=self.words,
             events=self.events,
         )
 
+    @property
+    def words(self) -> list[str]:
+        """What was done, once for each object."""
+        words = [done.words for done, names in self.done.items() for _name in names]
+        return [*words, STATUS_UPDATED] if self.is_updated else words
+
     # --- The verbs ---
-    def did(self, done: str, action: Action) -> None:
-        self.done[done, action.because].append(name_of(action.obj))
+    def did(self, reason: str, kind: str, action: Action) -> None:
+        self.done[Done(reason, kind, action.because)].append(name_of(action.obj))
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
@@ -1711,7 +1733,7 @@ class Visit:
                 raise
             taken = self.api.get(self.api.pods, action.obj)
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
-        self.did("created pod", action)
+        self.did("Created", "pod", action)
         if self.spec.storage and action.ordinal not in self.claims:
             claim = new_claim(self.milvus, self.spec, action.ordinal)
             # If this fails, the next pass finds a pod without a claim, and tries again.
@@ -1725,25 +1747,25 @@ class Visit:
             if error.status_reason != "AlreadyExists":
                 raise
             return
-        self.did("created claim", action)
+        self.did("Created", "claim", action)
 
     def adopt(self, action: Action) -> None:
         """Set the owner of an orphan. Its Milvus, which was listed later, is not being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
-        self.did("adopted pod", action)
+        self.did("Adopted", "pod", action)
 
     def grow(self, action: Action) -> None:
         """Ask for a larger volume."""
         requests = {"storage": self.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
-        self.did("expanded claim", action)
+        self.did("Expanded", "claim", action)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
-        self.did("deleted pod", action)
+        self.did("Deleted", "pod", action)
 
     def replace(self, action: Action) -> None:
         """Delete a pod, after a dry run has shown that the API server would accept a new one. It is

@@ -190,8 +190,8 @@ OVER_POD = {
     "subdomain: null": "subdomain: null",
     "securityContext: {runAsUser: 5}": "securityContext: {fsGroup: 999, runAsUser: 5}",
     "volumes: [{name: a}]": f"volumes: [{DATA}, {{name: a}}]",
-    "volumes: [{name: data, hostPath: {}}]": (
-        f"volumes: [{DATA.partition('}, ')[2]}, {{name: data, hostPath: {{}}}}]"
+    "volumes: [{name: data, emptyDir: {sizeLimit: 5}}]": (
+        f"volumes: [{DATA.partition('}, ')[2]}, {{name: data, emptyDir: {{sizeLimit: 5}}}}]"
     ),
     "serviceAccountName: app": "{serviceAccountName: app, automountServiceAccountToken: null}",
     "{serviceAccountName: a, automountServiceAccountToken: false}": "serviceAccountName: a",
@@ -360,12 +360,17 @@ UNSAFE = {
     f"{{{BUCKET}, pod: {{spec: {{volumes: [{{name: data, ephemeral: {{}}}}]}}}}}}": "end with the pod",
     f"{{replicas: 2, {KEPT}, {BUCKET}, pod: {{spec: {{containers: [{{name: milvus, "
     "env: [{name: minio.rootPath, valueFrom: {secretKeyRef: {}}}]}]}}}": "all replicas",
-    f"{{replicas: 2, {KEPT}, pod: {{spec: {OWN_CLAIM.replace('old', 'data-x-0')}}}}}": "same claim",
+    f"{{replicas: 2, {KEPT}, milvusSpec: '{{common.storageType: remote, minio.rootPath: a}}'}}": (
+        "all replicas would use the same data"
+    ),
+    f"{{replicas: 2, {KEPT}, pod: {{spec: {OWN_CLAIM.replace('old', 'data-x-0')}}}}}": "same volume",
+    "{replicas: 2, pod: {spec: {volumes: [{name: data, hostPath: {path: /a}}]}}}": "same volume",
+    "milvusSpec: 'localStorage.path: /var/lib/milvus/../a'": f"localStorage.path {OUTSIDE}",
     BUCKET: "etcd, which lists them, would end with the pod: set",
     f"{{replicas: 2, {KEPT}, {BUCKET}}}": "with this common.storageType, all replicas",
     "{replicas: 2, milvusSpec: 'etcd.use.embed: false'}": "with this etcd.use.embed, all replicas",
     "{replicas: 2, milvusSpec: 'mq.type: kafka'}": "with this mq.type, all replicas",
-    f"{{replicas: 2, pod: {{spec: {OWN_CLAIM}}}}}": "all replicas would use the same claim",
+    f"{{replicas: 2, pod: {{spec: {OWN_CLAIM}}}}}": "keep their data in the same volume",
 }
 SAFE = [
     f"{{replicas: 2, {KEPT}}}",
@@ -375,6 +380,14 @@ SAFE = [
     f"{{{BUCKET}, pod: {{spec: {OWN_CLAIM}}}}}",
     "milvusSpec: '{etcd.use.embed: false, etcd.data.dir: x, common.storageType: remote}'",
     f"pod: {{spec: {OWN_CLAIM}}}",
+    "{replicas: 2, pod: {spec: {volumes: [{name: data, hostPath: {path: /a}}], containers: [{name: "
+    "milvus, volumeMounts: [{mountPath: /var/lib/milvus, subPathExpr: $(POD_NAME)}]}]}}}",
+    # On a volume of its own within another one, which does not end with the pod.
+    f"{{{BUCKET}, pod: {{spec: {{volumes: [{{name: etcd, hostPath: {{path: /a}}}}], containers: "
+    "[{name: milvus, volumeMounts: [{name: etcd, mountPath: /var/lib/milvus/etcd}]}]}}}",
+    # Only etcd must outlive the pod: files may be in a bucket, and the queue on an emptyDir.
+    f"{{{KEPT}, milvusSpec: '{{common.storageType: remote, rocksmq.path: /q}}', pod: {{spec: {{volumes: "
+    "[{name: q, emptyDir: {}}], containers: [{name: milvus, volumeMounts: [{name: q, mountPath: /q}]}]}}}",
     "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: default}}'",
     "milvusSpec: '{mq.type: woodpecker, woodpecker.storage: {type: minio, rootPath: wp}}'",
     "milvusSpec: '{etcd.use.embed: 0, etcd.endpoints: a}'",
