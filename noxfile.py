@@ -14,7 +14,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.stop_on_first_error = False
 
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-APISERVERS = ["v1.34.4"]
+APISERVERS = ["v1.34.4", "v1.37.2"]
 SHOW = "import kubernetes, ssl; print(kubernetes.__version__, ssl.OPENSSL_VERSION)"
 PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
 
