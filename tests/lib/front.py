@@ -43,7 +43,10 @@ class Request:
 
     @property
     def dry_run(self) -> bool:
-        return "dryRun" in self.query or "dryRun" in self.body
+        # With a body, the API server ignores the query of a delete.
+        if self.verb == "delete" and self.body:
+            return "dryRun" in self.body
+        return "dryRun" in self.query
 
     @property
     def plural(self) -> str:
