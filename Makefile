@@ -30,7 +30,7 @@ ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue?
 .PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 
 demo: $(VENV)/ready ## show the life of a Milvus on a local control plane
 	@$(BIN)/python -m local.demo --wait=$(WAIT)
@@ -88,9 +88,9 @@ deploy: needs-image ## run the operator as a pod there (IMAGE=…, NAMESPACE=…
 needs-image:
 ifeq ($(origin IMAGE),file)
 	@echo "No image is published yet. Build one, and bring it to where the nodes of your cluster find it:"
-	@echo "  kind:       make image && kind load docker-image $(IMAGE) && make deploy IMAGE=$(IMAGE)"
-	@echo "  minikube:   minikube image build -t $(IMAGE) . && make deploy IMAGE=$(IMAGE)"
-	@echo "  a registry: make image IMAGE=<registry>/$(IMAGE) && docker push <registry>/$(IMAGE) && make deploy IMAGE=<registry>/$(IMAGE)"
+	@echo "  kind:       make image && kind load docker-image $(IMAGE) && make $(MAKECMDGOALS) IMAGE=$(IMAGE)"
+	@echo "  minikube:   minikube image build -t $(IMAGE) . && make $(MAKECMDGOALS) IMAGE=$(IMAGE)"
+	@echo "  a registry: make image IMAGE=<registry>/$(IMAGE) && docker push <registry>/$(IMAGE) && make $(MAKECMDGOALS) IMAGE=<registry>/$(IMAGE)"
 	@exit 1
 endif
 

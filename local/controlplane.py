@@ -92,7 +92,11 @@ def locked(file: Path) -> Iterator[None]:
     """Only one process at a time goes on."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another run is building: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -141,7 +145,7 @@ def flags(module: Path, *options: str) -> list[str]:
 def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str) -> None:
     """Build these commands, and start each once; those that start enter the folder."""
     say(f"building {', '.join(wanted)}, once, into {folder}")
-    say("this takes 6 to 12 minutes on two cores; after Ctrl-C, the next run continues")
+    say("this takes 6 to 12 minutes on two idle cores; after Ctrl-C, the next run continues")
     started = time.monotonic()
     new = folder / "new"
     shared = [*flags(module, *options), *(COMMANDS[command] for command in wanted)]
@@ -203,7 +207,7 @@ def progress(done: int, total: int, seconds: float) -> str:
     if done >= total:
         return "all packages compiled, linking"
     far = f"{done} of {total} packages compiled"
-    if done < total / 20:
+    if done < total / 5:  # the first ones are small, and would promise too much
         return far
     left = seconds * (total - done) / done
     return f"{far}, about {left / 60:.0f} min left" if left > 90 else f"{far}, {left:.0f} s left"
