@@ -21,10 +21,10 @@ import signal
 import sys
 
 # Importing takes a while, and process 1 of a container must not ignore signals meanwhile. The exit
-# code is 1 with --once, because nothing has been done, and else 0.
+# code is 1 with --once, because nothing has been done, and otherwise 0.
 if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(_signum, lambda *_: os._exit("--once" in sys.argv))
+        signal.signal(_signum, lambda *_: os._exit(1 if "--once" in sys.argv else 0))
 
 import hashlib
 import json
@@ -305,7 +305,7 @@ DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 TRUE = ("true", "1", "t")  # what Milvus reads as true
 FALSE = ("false", "0", "f")
 IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
-# Each of the next three tables says: with which values of which other setting.
+# An entry of the next three tables applies only if another setting has one of these values.
 
 # Parts of a configuration that Milvus uses only then. To name one otherwise is an error: the data
 # would not be where its owner thinks.
@@ -465,7 +465,7 @@ def settings_of(events: list[Any]) -> dict[str, str]:
         key = canonical(name)
         if key in FIXED:
             raise invalid_at(
-                mark, "leave out proxy.port and metrics.port: a port is moved in spec.pod"
+                mark, "leave out proxy.port and metrics.port: to move a port, use spec.pod"
             )
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
@@ -523,10 +523,9 @@ def spec_of(milvus: Obj) -> Spec:
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    pod = new_pod(milvus, spec, 0)
-    check_data(pod, spec.replicas)
+    check_data(new_pod(milvus, spec, 0), spec.replicas)
     if spec.replicas > 1:
-        check_volumes(pod, new_pod(milvus, spec, 1))
+        check_volumes(spec)
     if spec.storage:
         parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
     return spec
@@ -752,12 +751,13 @@ def check_sharing(variables: list[Obj], values: Obj) -> None:
             raise Invalid(f"{text}: set spec.replicas to 1, or give each pod its own {own}")
 
 
-def check_volumes(pod: Obj, other: Obj) -> None:
-    """Raises Invalid if these two replicas would keep their data in the same place. A mount with a
-    `subPathExpr` can be different in each."""
-    for volume in pod["spec"].get("volumes") or []:
-        is_shared = volume in (other["spec"].get("volumes") or []) and "emptyDir" not in volume
-        if volume.get("name") == "data" and is_shared and "subPathExpr" not in json.dumps(pod):
+def check_volumes(spec: Spec) -> None:
+    """Raises Invalid if several replicas would keep their data in the same volume: a user's own
+    takes the place of the generated one in all of them. A mount with a `subPathExpr` can be
+    different in each."""
+    for volume in (spec.pod.get("spec") or {}).get("volumes") or []:
+        is_shared = volume.get("name") == "data" and "emptyDir" not in volume
+        if is_shared and "subPathExpr" not in json.dumps(spec.pod):
             text = "all replicas would keep their data in the same volume"
             raise Invalid(f"{text}: set spec.replicas to 1")
 
@@ -1502,15 +1502,14 @@ STATUS: Key = ("status update", None)
 # A write that was not answered: then no action for that Milvus is tried for a while. Otherwise each
 # of its pods would time out in turn.
 ANSWER: Key = ("answer", None)
-STATUS_UPDATED = "updated status"  # which a pass counts, too
 
 
 class Done(NamedTuple):
     """A kind of thing that a visit has done, and why."""
 
     reason: str  # of its event, such as Created
-    kind: str  # pod or claim
-    because: str
+    kind: str  # pod, claim or status
+    because: str = ""
 
     @property
     def words(self) -> str:
@@ -1549,7 +1548,6 @@ class Visit:
     events: list[Obj] = field(default_factory=list)
     cut_since: float = inf
     is_left: bool = False
-    is_updated: bool = False  # whether the status has been written
 
     def __post_init__(self) -> None:
         self.outcome = self.before  # until this visit has been made
@@ -1691,7 +1689,8 @@ class Visit:
         if error and not error.is_stale and not had_failed:
             name = full_name(self.milvus)
             log.warning("milvus %s: the status update failed: %s", name, error)
-        self.is_updated = not error
+        if not error:  # a pass counts it; nothing is said of it, because step 3 is over
+            self.done[Done("Updated", "status")].append(name_of(self.milvus))
         return not error
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1710,15 +1709,9 @@ class Visit:
             is_left=self.is_left,
             versions=self.versions,
             wake=self.retries.next(self.began),
-            done=self.words,
+            done=[done.words for done, names in self.done.items() for _name in names],
             events=self.events,
         )
-
-    @property
-    def words(self) -> list[str]:
-        """What was done, once for each object."""
-        words = [done.words for done, names in self.done.items() for _name in names]
-        return [*words, STATUS_UPDATED] if self.is_updated else words
 
     # --- The verbs ---
     def did(self, reason: str, kind: str, action: Action) -> None:
