@@ -1,4 +1,4 @@
-"""Measures the operator next to bare requests and bare requests, in one run on one machine.
+"""Measures the operator next to bare requests and ReplicaSets, in one run on one machine.
 
     make bench                             # everything, in 20 minutes
     make bench ARGS='quiet roll'           # only the rows whose names begin with one of these words

@@ -153,40 +153,38 @@ def test_the_lock_is_for_the_python_of_the_base_image_which_is_pinned() -> None:
     assert f"--python-version={BASE[1]} " in (TOP / "Makefile").read_text()
 
 
-def engine() -> str:
-    """A container engine that works here, or empty."""
+def find_engine() -> str:
+    """A container engine that works here. Skips the test if there is none."""
     for name in ("docker", "podman", "buildah"):
-        if (
-            shutil.which(name)
-            and not subprocess.run([name, "info"], capture_output=True).returncode
-        ):
-            return name
-    return ""
+        if shutil.which(name):
+            done = subprocess.run([name, "info"], capture_output=True)
+            if done.returncode == 0:
+                return name
+    pytest.skip("neither docker, podman nor buildah works here")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not engine(), reason="neither docker, podman nor buildah works here")
 def test_the_image_runs_as_any_user_with_a_root_that_is_read_only() -> None:
-    """BASE names another base image, for a machine without a registry."""
+    """BASE names another base image, for a machine without a registry. buildah can't make the root
+    read-only; but another user can't write there."""
     tag = "localhost/milvus-polling-operator:test"
-    options = ["--isolation=chroot"] if engine() == "buildah" else []
+    engine = find_engine()
+    is_buildah = engine == "buildah"
+    options = ["--isolation=chroot"] if is_buildah else []
     base = [f"--build-arg=BASE={os.environ['BASE']}"] if "BASE" in os.environ else []
-    said = output_of(engine(), "build", *options, *base, "-t", tag, ".", code=None)
+    said = output_of(engine, "build", *options, *base, "-t", tag, ".", code=None)
     if "manifest unknown" in said or "no such host" in said or "connection refused" in said:
-        pytest.skip(f"{engine()} can't pull the base image here")
+        pytest.skip(f"{engine} can't pull the base image here")
+    container = ""
     try:
-        if (
-            engine() == "buildah"
-        ):  # it can't make the root read-only; another user can't write there
+        run = [engine, "run", "--rm", "--read-only", "--user=12345:12345", tag]
+        if is_buildah:
             container = output_of("buildah", "from", tag).strip()
-            run = ["buildah", "run", "--isolation=chroot", "--user=12345:12345", container, "--"]
-            entry = ["python3", "-m", "milvus_operator"]
-        else:
-            run = [engine(), "run", "--rm", "--read-only", "--user=12345:12345", tag]
-            entry = []
-        assert mo.__version__ in output_of(*run, *entry, "--version")
-        assert "no such file" in output_of(*run, *entry, "--kubeconfig=/nowhere", code=2)
+            run = ["buildah", "run", *options, "--user=12345:12345", container, "--"]
+            run += ["python3", "-m", "milvus_operator"]
+        assert mo.__version__ in output_of(*run, "--version")
+        assert "no such file" in output_of(*run, "--kubeconfig=/nowhere", code=2)
     finally:
-        if engine() == "buildah":
+        if container:
             output_of("buildah", "rm", container)
-        output_of(engine(), "rmi", tag)
+        output_of(engine, "rmi", tag)
