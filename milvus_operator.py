@@ -39,14 +39,14 @@ import time
 import traceback
 import urllib.parse
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import prometheus_client as metrics
@@ -77,10 +77,10 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
-CLAIM_LABEL = f"{GROUP}/milvus"
+MILVUS_LABEL = f"{GROUP}/milvus"  # finds what is ours; the labels above are for people
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
-# Reasons of the conditions.
+# Reasons of the conditions. SpecIsText is no failure: Reconciled stays True.
 RECONCILED = "Reconciled"
 SPEC_IS_TEXT = "SpecIsText"
 INVALID = "Invalid"
@@ -89,10 +89,11 @@ NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
-PENDING = "Pending"  # waiting for something: shown in Ready, but not a failure to reconcile
+WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
 TRANSIENT = {
-    PENDING,
+    WAITING,
+    "Pending",  # the phase of a pod
     "Creating",
     "Updating",
     "Terminating",
@@ -109,7 +110,7 @@ FAILED = "failed"
 # Times, in seconds. SLACK must be more than LONGEST_LIST_DELAY, or /healthz would fail while the
 # API server is down.
 ACTING = 10  # a pass begins no write later than this after its lists have arrived
-TELLING = 5  # and no event later than this after its visits
+SENDING = 5  # a pass begins to send no event later than this after its visits
 ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
 STOPPING = 4  # after a signal, requests that have begun may take this long
 SLACK = 40  # a loop that makes no progress for this much longer than a request may take is stuck
@@ -117,7 +118,9 @@ SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
 FIRST_DELAY = 1  # before what has failed is tried again; it doubles
 FIRST_PACE = 10  # before what was done is done again; it doubles, too
-LONGEST_DELAY = 300
+LONGEST_DELAY = 60
+LASTING = 30  # what has been refused for this long was not just too early
+SERVER_TIMEOUT = 60  # after this long, an API server has given up a request that it did not answer
 QUIET = 600  # after this long without another try, pacing starts afresh
 
 # Sizes.
@@ -215,11 +218,15 @@ def is_ready(pod: Obj) -> bool:
 
 
 def may_serve(pod: Obj) -> bool:
-    """Whether it is Ready, or looks unready only because its node stopped reporting: then the node
-    controller sets the condition to False, but leaves the containers ready."""
+    """Whether it is Ready, or looks unready only because its node fell silent: then the node
+    controller sets the condition to False, but leaves the containers ready. So does a kubelet that
+    waits for a readiness gate of the owner; it says so. A pod that is ending serves nobody new."""
+    if is_ending(pod) or is_finished(pod):
+        return False
     containers = pod["status"].get("containerStatuses") or []
     all_ready = bool(containers) and all(container.get("ready") for container in containers)
-    return is_ready(pod) or all_ready
+    is_gated = condition_of(pod, "Ready").get("reason") == "ReadinessGatesNotReady"
+    return is_ready(pod) or (all_ready and not is_gated)
 
 
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
@@ -302,41 +309,50 @@ DEFAULTS = {
 }
 DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 
-TRUE = ("true", "1", "t")  # what Milvus reads as true
-FALSE = ("false", "0", "f")
-IN_BUCKET = ("remote", "minio", "opendal")  # values of common.storageType: object storage
-# An entry of the next three tables applies only if another setting has one of these values.
-
-# Parts of a configuration that Milvus uses only then. To name one otherwise is an error: the data
-# would not be where its owner thinks.
+# Where Milvus keeps its data: what; the settings that decide; their values, joined by a slash; and
+# the settings that say where it lies then: a folder, or what tells one place in a service from
+# another.
+QUEUE = "mq.type woodpecker.storage.type"
+BUCKET = "minio.address minio.bucketName minio.rootPath"
+TOPICS = "msgChannel.chanNamePrefix.cluster"
+PLACES = (
+    ("metadata", "etcd.use.embed", "true 1 t", "etcd.data.dir"),
+    ("metadata", "etcd.use.embed", "false 0 f", "etcd.endpoints etcd.rootPath"),
+    ("vectors", "common.storageType", "local", "localStorage.path"),
+    ("vectors", "common.storageType", "remote minio opendal", BUCKET),
+    ("queue", "mq.type", "rocksmq default", "rocksmq.path"),
+    ("queue", "mq.type", "natsmq", "natsmq.server.storeDir"),
+    ("queue", "mq.type", "kafka", f"kafka.brokerList {TOPICS}"),
+    ("queue", "mq.type", "pulsar", f"pulsar.address pulsar.tenant pulsar.namespace {TOPICS}"),
+    ("queue", QUEUE, "woodpecker/local", "woodpecker.storage.rootPath"),
+    ("queue", QUEUE, "woodpecker/ woodpecker/minio woodpecker/service", BUCKET),
+)
+# The folders, and where they are unless a setting says otherwise.
+FOLDERS = {
+    "etcd.data.dir": "default.etcd",
+    "localStorage.path": f"{DATA}/data",
+    "rocksmq.path": f"{DATA}/rdb_data",
+    "natsmq.server.storeDir": f"{DATA}/nats",
+    "woodpecker.storage.rootPath": f"{DATA}/woodpecker",
+}
+WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
+ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
+LONGEST_PATH = 512
+# Parts of a configuration, and the setting without whose value Milvus would not use them.
 PARTS = {
-    "minio": ("common.storageType", IN_BUCKET),
-    "etcd.endpoints": ("etcd.use.embed", FALSE),
-    "kafka": ("mq.type", ("kafka",)),
-    "pulsar": ("mq.type", ("pulsar",)),
-    "woodpecker": ("mq.type", ("woodpecker",)),
-}
-# Folders of the container that hold data then. What is on no volume is lost whenever the container
-# ends; and Milvus deletes the vectors that its etcd does not know.
-PLACES = {
-    "etcd.data.dir": ("etcd.use.embed", TRUE),
-    "localStorage.path": ("common.storageType", ("local",)),
-    "rocksmq.path": ("mq.type", ("rocksmq", "default")),
-    "natsmq.server.storeDir": ("mq.type", ("natsmq",)),
-    "woodpecker.storage.rootPath": ("woodpecker.storage.type", ("local",)),
-}
-# Settings that must then be different in each replica: otherwise all would use the same data, and
-# delete that of the others.
-OWN = {
-    "minio.rootPath": ("common.storageType", IN_BUCKET),
-    "etcd.rootPath": ("etcd.use.embed", FALSE),
-    "msgChannel.chanNamePrefix.cluster": ("mq.type", ("kafka", "pulsar")),
+    "minio": ("common.storageType", "remote"),
+    "etcd.endpoints": ("etcd.use.embed", "false"),
+    "kafka": ("mq.type", "kafka"),
+    "pulsar": ("mq.type", "pulsar"),
+    "woodpecker": ("mq.type", "woodpecker"),
 }
 
 # More YAML events than any real configuration has; a setting takes two. So no text takes long.
 MAX_EVENTS = 2000
 FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `canonical` writes them
 MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
+# Words of YAML 1.1 that only Milvus's file may use, and what Milvus reads in a variable.
+YAML_WORDS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}
 # What the name of an environment variable may contain: from space to ~, but not =.
 VARIABLE = re.compile("[ -<>-~]{1,256}")
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if there is one
@@ -366,31 +382,44 @@ def new_container(image: str, settings: Mapping[str, str]) -> Obj:
 
 
 def environment(settings: Mapping[str, str]) -> list[Obj]:
-    """The variables: our defaults, and the user's settings, which Milvus reads by dotted names."""
+    """The variables: the settings, each under two names, and those of our defaults that they do not
+    replace."""
     theirs = {canonical(name) for name in settings}
-    defaults = {name: value for name, value in DEFAULTS.items() if canonical(name) not in theirs}
+    variables = {name: value for name, value in DEFAULTS.items() if canonical(name) not in theirs}
+    for name, value in settings.items():
+        variables |= {shell_name(name): value, dotted_name(name): value}
     return [
         {"name": name, "value": value.replace("$", "$$")}  # Kubernetes reads $$ as one $
-        for name, value in {**defaults, **settings}.items()
+        for name, value in variables.items()
     ]
 
 
-# A setting's name has three forms. As its owner writes it: milvus.proxy.maxNameLength. As it is
-# compared (`canonical`): proxymaxnamelength. As it is handed on (`as_variable`):
-# milvus.proxy.maxnamelength.
+# The name of a setting has four forms. As its owner writes it: milvus.proxy.maxNameLength. As it is
+# compared: proxymaxnamelength. As it is handed on: PROXY_MAXNAMELENGTH, because `sh` drops names
+# with dots; and milvus.proxy.maxnamelength, because Milvus finds the members of groups, such as
+# proxy.accessLog.formatters.*, by their dots.
 def canonical(name: str) -> str:
     """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. All
     that compares settings uses this: the search for duplicates and for fixed settings, the
-    defaults that a user replaces, in milvusSpec or in an overlay, and the tables above."""
+    defaults that a user replaces, in milvusSpec (`environment`) or in an overlay (`identity`), and
+    the tables above."""
     return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
 
 
-def as_variable(name: str) -> str:
-    """The variable that sets what this name would set in milvus.yaml. Milvus looks up groups, such
-    as proxy.accessLog.formatters.*, in lower case; only those of knowhere are case-sensitive."""
-    name = name.removeprefix("MILVUS_CONF_")  # which 2.3 does not know
-    is_knowhere = MILVUS_PREFIX.sub("", name).startswith("knowhere.")
-    return name if is_knowhere else name.lower()
+def shell_name(name: str) -> str:
+    """The environment variable of this setting that every shell hands on."""
+    return re.sub("[./]", "_", MILVUS_PREFIX.sub("", name)).upper()
+
+
+def dotted_name(name: str) -> str:
+    """The environment variable of this setting that Milvus finds as the member of a group: in lower
+    case, unless Milvus distinguishes case."""
+    name = name.removeprefix("MILVUS_CONF_")  # Milvus 2.3 does not know this prefix
+    return name if is_case_sensitive(name) else name.lower()
+
+
+def is_case_sensitive(name: str) -> bool:
+    return MILVUS_PREFIX.sub("", name).startswith("knowhere.")
 
 
 # --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
@@ -436,7 +465,7 @@ def flatten(events: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, str,
         elif isinstance(value, yaml.SequenceStartEvent):
             yield name, ",".join(scalars(events)), mark
         elif not is_null(value):
-            yield name, value.value, mark
+            yield name, text_of(value), mark
 
 
 def is_null(scalar: Any) -> bool:
@@ -453,12 +482,22 @@ def scalars(events: Iterator[Any]) -> Iterator[str]:
         if not isinstance(item, yaml.ScalarEvent):
             text = "a list may hold only scalars, not mappings or lists"
             raise invalid_at(item.start_mark, text)
-        yield item.value
+        yield text_of(item)
+
+
+def text_of(scalar: Any) -> str:
+    """What a scalar means in Milvus's own file, which is YAML 1.1: there, `on` is true. As a
+    variable, Milvus would read the word `on` as false."""
+    word = scalar.value
+    is_unquoted, _ = scalar.implicit
+    if is_unquoted and word in (word.lower(), word.capitalize(), word.upper()):
+        return YAML_WORDS.get(word.lower(), word)
+    return word
 
 
 def settings_of(events: list[Any]) -> dict[str, str]:
-    """The settings of the mapping that these events describe, by the names of their variables.
-    Raises Invalid."""
+    """The settings of the mapping that these events describe, by their dotted names. Raises
+    Invalid."""
     values: dict[str, str] = {}
     lines: dict[str, int] = {}  # of each setting, by its canonical name
     for name, value, mark in flatten(iter(events[1:])):
@@ -473,7 +512,7 @@ def settings_of(events: list[Any]) -> dict[str, str]:
             raise invalid_at(
                 mark, "a key must be at most 256 characters of printable ASCII, without ="
             )
-        values[as_variable(name)] = value
+        values[dotted_name(name)] = value
         lines[key] = mark.line + 1
     return values
 
@@ -488,47 +527,75 @@ class Spec:
     image: str = ""
     replicas: int = 1
     storage: Obj = field(default_factory=dict)
-    pod: Obj = field(default_factory=dict)  # the overlay
+    pod: Obj = field(default_factory=dict)  # the overlay, without what changes nothing
     settings: dict[str, str] = field(default_factory=dict)  # of milvusSpec, by dotted name
     is_text: bool = False  # whether milvusSpec is text, which sets nothing
     updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it; then nothing else is set
+    invalid: str = ""  # what is wrong with it; then nothing else is set (see `Visit.plan`)
 
 
-def spec_of(milvus: Obj) -> Spec:
-    """Read the spec, which is JSON text. Raises Invalid or, as an older CRD does not check types,
-    anything else."""
+def spec_of(milvus: Obj, mine: Objs) -> Spec:
+    """Read the spec of a Milvus that has these pods. Raises Invalid; or anything else, because an
+    older CRD does not check types."""
     if "spec" not in milvus:  # `slim` leaves it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
-    # Only a change of these fields replaces pods: storage is left out, so that it can grow. One
-    # more field here would replace all pods of those who use it. A change to `new_pod` replaces no
-    # pods.
-    template = pick(fields, ("image", "milvusSpec", "pod"))
-    fingerprint = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
-    text = template.get("milvusSpec", "")
+    text = fields.get("milvusSpec") or ""
     events = events_of(text)
     is_mapping = not events or isinstance(events[0], yaml.MappingStartEvent)
     # The example that this project grew from has just words here, so words are accepted.
     if not is_mapping and re.search("[:=]", text):  # but this looks like settings
         raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
+    settings = settings_of(events) if is_mapping else {}
+    over = without_empty(pick(fields.get("pod") or {}, ("metadata", "spec")))
     spec = Spec(
-        **pick(fields, ("image", "replicas", "storage", "pod")),
-        settings=settings_of(events) if is_mapping else {},
+        **pick(fields, ("image", "replicas", "storage")),
+        pod=over,
+        settings=settings,
         is_text=not is_mapping,
         updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
-        template_hash=fingerprint[:16],
+        template_hash=fingerprint(fields.get("image"), settings, over),
     )
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    check_data(new_pod(milvus, spec, 0), spec.replicas)
-    if spec.replicas > 1:
-        check_volumes(spec)
+    first, second = (new_pod(milvus, spec, ordinal) for ordinal in (0, 1))
     if spec.storage:
         parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
+    for danger in dangers(first, second, spec):
+        if not is_in_use(milvus, spec, mine, danger.pods):
+            raise Invalid(danger.text)
     return spec
+
+
+def without_empty(over: Obj) -> Obj:
+    """An overlay without its empty mappings, which change nothing. Those in lists may."""
+    kept = {key: without_empty(v) if isinstance(v, dict) else v for key, v in over.items()}
+    return {key: value for key, value in kept.items() if value != {}}
+
+
+def fingerprint(image: Any, settings: Mapping[str, str], over: Obj) -> str:
+    """A hash of what these fields mean, however it is written. Only when it changes are pods
+    replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
+    the operator replaces no pods. One more field here would replace those of all who use it."""
+    meant = {
+        name if is_case_sensitive(name) else canonical(name): value
+        for name, value in settings.items()
+    }
+    template = {"image": image, "settings": meant, "pod": over}
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
+    """Whether at least so many pods of this very template are there, or this very spec was
+    accepted before, perhaps by a version of the operator that knew of no danger: a new check must
+    not keep a database from being healed."""
+    reconciled = condition_of(milvus, "Reconciled")
+    was_seen = reconciled.get("observedGeneration") == milvus["metadata"]["generation"]
+    was_accepted = was_seen and reconciled["reason"] != INVALID
+    alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
+    return was_accepted or len(alike) >= least
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -539,13 +606,23 @@ def claim_name(milvus: Obj, ordinal: int) -> str:
     return f"data-{pod_name(milvus, ordinal)}"
 
 
-def selector_of(milvus: Obj) -> dict[str, str]:
-    """The labels that all pods of a Milvus share."""
-    return {INSTANCE_LABEL: name_of(milvus), MANAGED_BY_LABEL: MANAGER, NAME_LABEL: APP}
+def our_label(milvus: Obj) -> dict[str, str]:
+    """The label that all pods and claims of a Milvus have."""
+    return {MILVUS_LABEL: name_of(milvus)}
 
 
-def selector_text(milvus: Obj) -> str:
-    return ",".join(f"{key}={value}" for key, value in selector_of(milvus).items())
+def selector_of(milvus: Obj) -> str:
+    return f"{MILVUS_LABEL}={name_of(milvus)}"
+
+
+def labels_for_people(milvus: Obj, ordinal: int) -> dict[str, str]:
+    """For people and their selectors. Nothing here relies on them: policies rewrite such labels."""
+    return {
+        NAME_LABEL: APP,
+        INSTANCE_LABEL: name_of(milvus),
+        MANAGED_BY_LABEL: MANAGER,
+        POD_INDEX_LABEL: str(ordinal),
+    }
 
 
 def reference_to(milvus: Obj) -> Obj:
@@ -577,14 +654,13 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "volumes": [{"name": "data"} | volume, {"name": CONFIG_VOLUME, "downwardAPI": config}],
         },
     }
-    over = pick(spec.pod, ("metadata", "spec"))
-    if "serviceAccountName" not in over.get("spec", {}):  # to name one is to ask for its token
+    if "serviceAccountName" not in (spec.pod.get("spec") or {}):  # to name one asks for its token
         generated["spec"]["automountServiceAccountToken"] = False
-    merged = overlay(generated, over, "spec.pod")  # the user's wins
+    merged = overlay(generated, spec.pod, "spec.pod")  # the user's wins
     ours = {
         "name": pod_name(milvus, ordinal),
         "namespace": namespace_of(milvus),
-        "labels": selector_of(milvus) | {POD_INDEX_LABEL: str(ordinal)},
+        "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
         "annotations": {TEMPLATE_HASH: spec.template_hash, ETCD_ANNOTATION: ETCD_CONFIG},
         "ownerReferences": [owner_reference(milvus)],
     }
@@ -609,7 +685,7 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "metadata": {
             "name": claim_name(milvus, ordinal),
             "namespace": namespace_of(milvus),
-            "labels": {CLAIM_LABEL: name_of(milvus)},
+            "labels": our_label(milvus),
         },
         "spec": wanted | pick(spec.storage, ["storageClassName"]),
     }
@@ -655,20 +731,25 @@ def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
 
 
 def overlay_list(base: list[Obj], over: list[Any], path: str) -> list[Any]:
-    """A list of named items laid over ours: first those of ours that it does not name. Raises
-    Invalid."""
+    """A list of named items laid over ours: our items that it does not name, then its own, merged
+    with ours of the same name. Raises Invalid."""
     if not isinstance(over, list):
         raise Invalid(f"{path} must be a list")
     list_name = path.rpartition(".")[2]
-    below = {identity(list_name, item): item for item in base}
     merged = []
+    named = set[str]()
+    below = {identity(list_name, item): item for item in base}
     for number, item in enumerate(over):
         if not isinstance(item, dict):
             raise Invalid(f"{path}[{number}] must be a mapping")
-        covered = below.pop(identity(list_name, item), {})
-        whole = list_name in WHOLE
-        merged.append(item if whole else overlay(covered, item, f"{path}[{number}]"))
-    return [*below.values(), *merged]
+        name = identity(list_name, item)
+        named.add(name)
+        is_whole = list_name in WHOLE
+        covered = below.get(name, {})
+        merged.append(item if is_whole else overlay(covered, item, f"{path}[{number}]"))
+    # Two of our variables may be of one setting.
+    kept = [item for item in base if identity(list_name, item) not in named]
+    return kept + merged
 
 
 def identity(list_name: str, item: Obj) -> str:
@@ -681,103 +762,163 @@ def identity(list_name: str, item: Obj) -> str:
     return value
 
 
-# --- Where the settings put the data ---
-def check_data(pod: Obj, replicas: int) -> None:
-    """Raises Invalid if the settings of a pod would put data where its owner does not expect it."""
-    containers = pod["spec"].get("containers") or []
-    ours = [one for one in containers if one.get("name") == CONTAINER]
-    container: Obj = ours[0] if ours else {}
-    variables = container.get("env") or []
-    # None: the value comes from elsewhere, such as a Secret.
-    values = {identity("env", item): item.get("value") for item in variables}
-    check_parts(variables, values)
-    for setting, (decider, with_values) in PLACES.items():
-        path = values.get(canonical(setting))
-        is_default = setting.startswith("woodpecker.") and path == "default"  # in localStorage.path
-        if path is not None and not is_default and has(values, decider, with_values):
-            check_volume(setting, volume_at(path, container, pod), values)
-    if replicas > 1:
-        check_sharing(variables, values)
+# --- Where a pod keeps its data ---
+class Place(NamedTuple):
+    """A place for data: two that are equal are one."""
+
+    what: str  # that lies there
+    setting: str  # that says where
+    source: Obj  # of the volume, empty if there is none; or a service, by settings
+    path: str = ""  # on the volume
 
 
-def has(values: Obj, setting: str, any_of: Sequence[str]) -> bool:
-    return str(values.get(canonical(setting))).lower() in any_of
+class Danger(NamedTuple):
+    """Something in a spec that would lose data, or mix that of two pods."""
+
+    text: str
+    pods: int = 1  # once so many of that template are there, it is too late to refuse it
 
 
-def check_parts(variables: list[Obj], values: Obj) -> None:
-    """Raises Invalid if a part of the configuration is named that is not used."""
-    ours = environment({})
-    theirs = {identity("env", item) for item in variables if item not in ours}
-    for part, (decider, used_with) in PARTS.items():
+def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
+    """What is dangerous about these two pods of a Milvus, as they would be sent."""
+    places = places_of(pod)
+    yield from unused_parts(spec, places)
+    is_bucket = any(one.what == "vectors" and one.setting not in FOLDERS for one in places)
+    for place, of_another in zip(places, places_of(another), strict=False):
+        setting = place.setting
+        ends_with_pod = place.source.keys() & {"emptyDir", "ephemeral"}
+        if not place.source:
+            yield Danger(f"{setting} is not on a volume of the pod: its data would be lost")
+        elif ends_with_pod and spec.storage:
+            text = "is on a volume that ends with the pod, although spec.storage is set"
+            yield Danger(f"{setting} {text}: mount another volume there, or leave spec.storage out")
+        elif ends_with_pod and place.what == "metadata" and is_bucket:
+            text = "the vectors are in object storage, but etcd, which lists them, would end with"
+            yield Danger(f"{text} the pod: set spec.storage")
+        elif not ends_with_pod and place == of_another and spec.replicas > 1:
+            text = "is the same place for all replicas, which would delete each other's data"
+            yield Danger(f"{setting} {text}: set spec.replicas to 1, or give each pod its own", 2)
+
+
+def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
+    """Parts of a configuration that are named and have no effect: its owner would think that the
+    data lies there. If the owner has made that decision, nothing is asked."""
+    variables = server_of(spec.pod).get("env") or []
+    theirs = {canonical(name) for name in spec.settings}
+    theirs |= {identity("env", item) for item in variables}
+    for part, (decider, value) in PARTS.items():
         is_named = any(name.startswith(canonical(part)) for name in theirs)
-        is_used = values.get(canonical(decider)) is None or has(values, decider, used_with)
-        if is_named and not is_used:
-            advice = f"set {decider} to {used_with[0]}, or leave {part} out"
-            raise Invalid(f"{part} is set, but has no effect: {advice}")
+        is_used = any(place.setting.startswith(part) for place in places)
+        if is_named and not is_used and canonical(decider) not in theirs:
+            advice = f"set {decider} to {value}, or leave {part} out"
+            yield Danger(f"{part} is set, but has no effect: {advice}")
 
 
-def volume_at(path: Any, container: Obj, pod: Obj) -> Obj:
-    """The volume that this path of the container is on, or an empty mapping."""
-    path = posixpath.normpath(str(path))
-    folders = {str(m.get("mountPath")).rstrip("/"): m for m in container.get("volumeMounts") or []}
-    above = [folder for folder in folders if f"{path}/".startswith(f"{folder}/")]
+def places_of(pod: Obj) -> list[Place]:
+    """Where a pod keeps its data; without what only a Secret or a ConfigMap says."""
+    variables = variables_of(pod)
+    values = {canonical(name): value for name, value in variables.items()}
+    found = []
+    for what, deciders, choices, settings in PLACES:
+        choice = "/".join(values.get(canonical(one), "") for one in deciders.split())
+        if choice.lower() not in choices.split():
+            continue
+        setting = settings.split()[-1]
+        if setting not in FOLDERS:
+            service = {one: values.get(canonical(one)) for one in settings.split()}
+            found.append(Place(what, setting, service))
+        elif not (path := folder_of(setting, values)).startswith(ELSEWHERE):
+            found.append(Place(what, setting, *on_volume(path, variables, pod)))
+    return found
+
+
+def folder_of(setting: str, values: Mapping[str, str]) -> str:
+    path = values.get(canonical(setting)) or FOLDERS[setting]
+    if setting == "woodpecker.storage.rootPath" and path == "default":
+        return folder_of("localStorage.path", values)
+    return path
+
+
+def server_of(pod: Obj) -> Obj:
+    """The container that runs Milvus, in a pod or in an overlay; or an empty mapping."""
+    containers = (pod.get("spec") or {}).get("containers") or []
+    return next((one for one in containers if one.get("name") == CONTAINER), {})
+
+
+def variables_of(pod: Obj) -> dict[str, str]:
+    """The environment of Milvus, as Kubernetes makes it. A reference to a Secret or a ConfigMap
+    stands for its value, which is the same in all pods."""
+    known: dict[str, str] = {}
+    for item in server_of(pod).get("env") or []:
+        value = expand(item.get("value") or "", known)
+        if source := item.get("valueFrom"):
+            value = ELSEWHERE + json.dumps(source)
+            if path := value_at(source, "fieldRef", "fieldPath"):
+                found = re.findall(r"\['(.+?)'\]|([^.\[]+)", str(path))
+                value = str(value_at(pod, *(quoted or plain for quoted, plain in found)))
+        known[str(item.get("name"))] = value
+    return known
+
+
+def value_at(obj: Any, *keys: str) -> Any:
+    """The value at this path of nested mappings, or None."""
+    for key in keys:
+        obj = obj.get(key) if isinstance(obj, dict) else None
+    return obj
+
+
+def expand(text: Any, variables: Mapping[str, str]) -> str:
+    """As Kubernetes does it: $(NAME) is the value of that variable, if there is one, and $$ is one
+    $. Only the start of what is longer than any path: variables that repeat variables grow fast."""
+
+    def replace(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, str(text))[:LONGEST_PATH]
+
+
+def on_volume(path: str, variables: Mapping[str, str], pod: Obj) -> tuple[Obj, str]:
+    """The source of the volume that this path of the container is on, and the path there."""
+    server = server_of(pod)
+    path = posixpath.normpath(posixpath.join(str(server.get("workingDir") or WORKDIR), path))
+    mounts = {
+        str(one.get("mountPath")).rstrip("/"): one for one in server.get("volumeMounts") or []
+    }
+    above = [folder for folder in mounts if f"{path}/".startswith(f"{folder}/")]
     if not above:
-        return {}
-    name = folders[max(above, key=len)].get("name")
-    volumes = pod["spec"].get("volumes") or []
-    return next((volume for volume in volumes if volume.get("name") == name), {})
-
-
-def check_volume(setting: str, volume: Obj, values: Obj) -> None:
-    """Raises Invalid if data would be lost with the container or with the pod."""
-    if not volume:
-        raise Invalid(f"{setting} is not on a volume of the pod: its data would be lost")
-    is_bucket = has(values, "common.storageType", IN_BUCKET)
-    ends_with_pod = volume.keys() & {"emptyDir", "ephemeral"}
-    if setting == "etcd.data.dir" and is_bucket and ends_with_pod:
-        text = (
-            "the vectors are in object storage, but etcd, which lists them, would end with the pod"
-        )
-        raise Invalid(f"{text}: set spec.storage")
-
-
-def check_sharing(variables: list[Obj], values: Obj) -> None:
-    """Raises Invalid if several replicas would use the same data in a bucket, etcd or queue."""
-    # Only what is read from the pod itself is different in each.
-    from_pod = {identity("env", item) for item in variables if "fieldRef" in str(item)}
-    for own, (decider, with_values) in OWN.items():
-        if has(values, decider, with_values) and canonical(own) not in from_pod:
-            text = f"with this {decider}, all replicas would use the same data"
-            raise Invalid(f"{text}: set spec.replicas to 1, or give each pod its own {own}")
-
-
-def check_volumes(spec: Spec) -> None:
-    """Raises Invalid if several replicas would keep their data in the same volume: a user's own
-    takes the place of the generated one in all of them. A mount with a `subPathExpr` can be
-    different in each."""
-    for volume in (spec.pod.get("spec") or {}).get("volumes") or []:
-        is_shared = volume.get("name") == "data" and "emptyDir" not in volume
-        if is_shared and "subPathExpr" not in json.dumps(spec.pod):
-            text = "all replicas would keep their data in the same volume"
-            raise Invalid(f"{text}: set spec.replicas to 1")
+        return {}, ""
+    folder = max(above, key=len)
+    mount = mounts[folder]
+    inside = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
+    for volume in pod["spec"].get("volumes") or []:
+        if volume.get("name") == mount.get("name"):
+            source = {key: value for key, value in volume.items() if key != "name"}
+            within = posixpath.normpath(f"/{inside}/{path.removeprefix(folder)}")
+            return source or {"emptyDir": {}}, within
+    return {}, ""
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-# What may back off: a verb and an ordinal; or None, as in STATUS and ANSWER, which are about no
-# single pod. No verb has both, so keys can be sorted.
+# What may back off: a verb and the ordinal that it is about; or one of two that are about no single
+# pod. A verb has either always an ordinal or never one, so keys can be sorted.
 Key = tuple[str, int | None]
-Refused = Mapping[Key, str]  # the reason of each action that was refused and still backs off
+STATUS: Key = ("status update", None)
+# While this backs off, because a write was not answered, no other action for that Milvus is tried:
+# in turn, each of its pods would time out.
+ANSWER: Key = ("answer", None)
+Refused = Set[Key]  # what the API server has refused, and what still backs off
 Problems = Mapping[int, Why]  # what has failed, by ordinal
 
 OUTDATED = "the template is outdated"
-ORPHANED = "without a controller, but with the labels of this Milvus"
+ORPHANED = "without a controller, but with the label of this Milvus"
+UNLABELLED = "of this Milvus, but without its label"
 
 
 class Action(NamedTuple):
-    """Something to do; `Visit.VERBS` has the verbs. Three of them delete a pod: `delete`, because
-    it is surplus; `restart`, because it has ended; `replace`, because its template is outdated. A
-    later pass creates what is missing then."""
+    """Something to do; the verbs are methods of `Visit`. Three of them delete a pod: `delete`,
+    because it is surplus; `restart`, because it has ended; `replace`, because its template is
+    outdated. A later pass creates what is missing then."""
 
     verb: str
     ordinal: int
@@ -800,19 +941,23 @@ def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
     return found
 
 
+def owns(milvus: Obj, pod: Obj) -> bool:
+    """Ownership is a UID."""
+    return controller_of(pod).get("uid") == uid_of(milvus)
+
+
 def members(milvus: Obj, named: Objs) -> Objs:
-    """Those of the pods with our names that this Milvus owns. Ownership is a UID."""
-    uid = uid_of(milvus)
-    return {o: pod for o, pod in named.items() if controller_of(pod).get("uid") == uid}
+    """Those of the pods with our names that this Milvus owns."""
+    return {ordinal: pod for ordinal, pod in named.items() if owns(milvus, pod)}
 
 
-def has_our_labels(milvus: Obj, pod: Obj) -> bool:
+def has_our_label(milvus: Obj, pod: Obj) -> bool:
     labels = pod["metadata"].get("labels") or {}
-    return selector_of(milvus).items() <= labels.items()
+    return our_label(milvus).items() <= labels.items()
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
-    return has_our_labels(milvus, pod) and not controller_of(pod)
+    return has_our_label(milvus, pod) and not controller_of(pod)
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
@@ -884,71 +1029,71 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 
 def roll(spec: Spec, mine: Objs, held: set[int], refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
-    not wait for a broken pod (kubernetes/kubernetes#67250). Of those that may serve, the one with
+    not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
     the highest ordinal goes, and only if no other pod is unavailable."""
     if spec.updates_on_delete:
         return
-    running = {o: pod for o, pod in mine.items() if not is_ending(pod) and not is_finished(pod)}
-    desired = range(spec.replicas)
-    outdated = [o for o in desired if o in running and is_outdated(running[o], spec)]
-    budget = 1 - count_unavailable(spec, mine, outdated, refused)
-    for ordinal in sorted({*outdated} - held, reverse=True):
-        action = Action("replace", ordinal, mine[ordinal], OUTDATED)
-        if not may_serve(mine[ordinal]):
+    outdated = [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
+    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated if o not in held}
+    for ordinal, action in actions.items():
+        if serves_nobody(mine[ordinal]):
             yield action
-        elif action.key not in refused and budget > 0:
-            yield action
-            budget -= 1
-
-
-def count_unavailable(spec: Spec, mine: Objs, outdated: list[int], refused: Refused) -> int:
-    """How many pods count as unavailable: desired ones that a roll waits for, and surplus ones
-    that may serve, because this pass deletes them: it must not take down two pods that serve."""
-    desired = range(spec.replicas)
-    waited_for = [o for o in desired if is_waited_for(o, mine, outdated, refused)]
-    surplus = [o for o, pod in mine.items() if o not in desired and may_serve(pod)]
-    leaving = [o for o in surplus if ("delete", o) not in refused]
-    return len(waited_for) + len(leaving)
+    if not is_any_unavailable(spec, mine, refused):
+        ready = [action for o, action in actions.items() if is_ready(mine[o])]
+        yield from [action for action in ready if action.key not in refused][-1:]
 
 
 # A pod that is desired and …              is replaced       a roll waits for it
-#   missing                                no                yes, unless another owner has its name
+#   missing, or a stranger has its name    no                yes
 #   up to date and Ready                   no                no
 #   up to date and not Ready               no                yes
 #   outdated and Ready                     in its turn       no
-#   outdated, its node fell silent         in its turn       no
+#   outdated, its node fell silent         no                yes: it may serve, and may come back
 #   outdated and serving nobody            at once           yes, unless the API server refuses it
 #   ended, or ending                       no                yes
-def is_waited_for(ordinal: int, mine: Objs, outdated: list[int], refused: Refused) -> bool:
-    """Whether a roll waits for this desired pod, because it is missing or not Ready. It does not
-    wait for a name that a pod of another owner has. It does not wait for an outdated pod whose
-    replacement is refused, or whose node only fell silent: such a pod counts as Ready here."""
-    pod = mine.get(ordinal)
-    if not pod:
-        return refused.get(("create", ordinal)) != NAME_CONFLICT
-    if is_ready(pod):
-        return False
-    if ordinal in outdated:
-        return not may_serve(pod) and ("replace", ordinal) not in refused
-    return True
+# A pod that is surplus and …              is deleted        a roll waits for it
+#   may serve, and is not ending yet       yes               yes, unless the API server refuses it
+#   anything else                          yes               no
+# A desired pod whose claim is being deleted is not replaced: see `held_back`.
+def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
+    """Whether a roll waits for any pod. A surplus one that may serve counts, because this pass
+    deletes it: it must not take down two pods that serve."""
+    desired = range(spec.replicas)
+    if any(ordinal not in mine for ordinal in desired):
+        return True
+    for ordinal, pod in mine.items():
+        if ordinal not in desired:
+            is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
+        elif is_outdated(pod, spec) and serves_nobody(pod):
+            is_waited_for = ("replace", ordinal) not in refused
+        else:
+            is_waited_for = not is_ready(pod)
+        if is_waited_for:
+            return True
+    return False
+
+
+def serves_nobody(pod: Obj) -> bool:
+    """Whether nothing is lost by replacing it; one that ends, or has ended, is not replaced."""
+    return not (may_serve(pod) or is_ending(pod) or is_finished(pod))
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
-    is_namesake = owner.get("name") == name_of(milvus)
+    is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
     # These resolve themselves: a pod that is ending; a pod of an earlier Milvus of this name, which
     # the garbage collector deletes; our own new pod, which the next pass lists; and an orphan,
     # which it adopts.
-    if is_ending(pod) or (has_our_labels(milvus, pod) and (is_namesake or not owner)):
-        return Why(PENDING, f"pod {name} was created a moment ago, or is being deleted")
+    if is_ending(pod) or is_namesake or is_orphan(milvus, pod):
+        return Why(WAITING, f"pod {name} was created a moment ago, or is being deleted")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
     return Why(
         NAME_CONFLICT,
-        f"pod {name} already exists and {whose}, so the operator does not touch it: "
-        f"if it is a pod of this Milvus, give it the labels {selector_text(milvus)}; "
-        "if nobody needs it, delete it; or create the Milvus under another name",
+        f"pod {name} already exists and {whose}, so the operator does not touch it: if it is an "
+        f"orphan of this Milvus, give it the label {selector_of(milvus)}; if nobody needs it, "
+        "delete it; or create the Milvus under another name",
     )
 
 
@@ -960,7 +1105,7 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
+def readiness(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Problems) -> Why:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
     outdated = {}
@@ -979,20 +1124,23 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, problems: Problems) -> Why:
         if outdated:
             text += f"; outdated until somebody deletes them: {len(outdated)}"
     else:
-        unready |= outdated  # which come after those that a rolling update waits for
+        unready |= outdated  # last, because a rolling update waits for the others
         text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
     if not unready:
         return Why("Ready", text)
     lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
-    ordinal = next(iter(lasting or unready))
+    ordinal, *_ = [*lasting, *unready]  # the first that lasts, or else the first
     reason, message = unready[ordinal]
-    return Why(reason, f"{text}; {pod_name(milvus, ordinal)}: {message or reason}")
+    text += f"; {pod_name(milvus, ordinal)}: {message or reason}"
+    if ordinal in held:
+        text += f"; it waits until its claim {claim_name(milvus, ordinal)} has been deleted"
+    return Why(reason, text)
 
 
 def reconciliation(spec: Spec, problems: Problems) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for _, problem in sorted(problems.items()):
-        if problem.reason != PENDING:
+        if problem.reason != WAITING:
             return problem
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
@@ -1000,48 +1148,54 @@ def reconciliation(spec: Spec, problems: Problems) -> Why:
 
 
 def status_of(
-    milvus: Obj, spec: Spec, named: Objs, claims: Objs, problems: Problems, now: str
+    milvus: Obj,
+    spec: Spec,
+    named: Objs,
+    claims: Objs,
+    problems: Problems,
+    lasting: Set[str],
+    now: str,
 ) -> Obj:
-    """The status of a Milvus. `problems` says what has failed; `now` is a time in RFC 3339."""
+    """The status of a Milvus. `problems` says what has failed, and `lasting` which reasons have
+    for a while; `now` is a time in RFC 3339."""
     mine = members(milvus, named)
     present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
-    problems = dict(problems)
-    for ordinal in held_back(spec, claims):
-        text = f"waiting until its claim {claim_name(milvus, ordinal)} has been deleted"
-        problems.setdefault(ordinal, Why(PENDING, text))
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
-        ready = readiness(milvus, spec, mine, problems)
+        ready = readiness(milvus, spec, mine, held_back(spec, claims), problems)
         reconciled = reconciliation(spec, problems)
+    generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
     conditions = [
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
-    if reconciled.reason in STALLED:
+    was_stalled = condition_of(milvus, "Stalled").get("observedGeneration") == generation
+    is_stalled = spec.invalid or was_stalled or reconciled.reason in lasting
+    if reconciled.reason in STALLED and is_stalled:
         conditions.append(new_condition(milvus, "Stalled", True, reconciled, now))
     others = [item for item in conditions_of(milvus) if item["type"] not in OURS]
     return {
-        "observedGeneration": milvus["metadata"]["generation"],
+        "observedGeneration": generation,
         "replicas": len(present),
         "readyReplicas": sum(map(is_ready, present)),
         "updatedReplicas": sum(not is_outdated(pod, spec) for pod in present),
         "pods": [name_of(pod) for pod in present],
-        "selector": selector_text(milvus),
+        "selector": selector_of(milvus),
         "conditions": conditions + others,
     }
 
 
 def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) -> Obj:
     """A condition in the standard form. Its time changes only with its status."""
-    before = condition_of(milvus, type_)
-    is_same = before.get("status") == str(is_true)
+    old = condition_of(milvus, type_)
+    is_same = old.get("status") == str(is_true)
     return {
         "type": type_,
         "status": str(is_true),
         "observedGeneration": milvus["metadata"]["generation"],
-        "lastTransitionTime": before.get("lastTransitionTime", now) if is_same else now,
+        "lastTransitionTime": old.get("lastTransitionTime", now) if is_same else now,
         "reason": why.reason,
         "message": why.message[:1024],
     }
@@ -1049,10 +1203,10 @@ def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) ->
 
 def state_of(status: Obj) -> str:
     """The state of a Milvus, for the metrics."""
-    said = {item["type"]: item["status"] for item in status["conditions"]}
-    if said["Reconciled"] == "False":
+    if condition_of({"status": status}, "Reconciled")["status"] == "False":
         return FAILED
-    return READY if said["Ready"] == "True" else PROGRESSING
+    is_true = condition_of({"status": status}, "Ready")["status"] == "True"
+    return READY if is_true else PROGRESSING
 
 
 def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
@@ -1070,23 +1224,40 @@ def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
     }
 
 
-def sentence(done: str, names: Sequence[str], because: str) -> str:
-    """What has been done to these pods or claims, for the log and for an event."""
+def sentence(what: str, names: Sequence[str], because: str) -> str:
+    """What has been changed about these pods or claims, for the log and for an event."""
     plural = "s" if len(names) > 1 else ""
-    text = f"{done}{plural} {', '.join(names)}"
+    text = f"{what}{plural} {', '.join(names)}"
     return f"{text}: {because}" if because else text
 
 
 # ---------- Retries: when to try again ----------
 
 
+# The life of a write, in which a visit tries to do something about one pod or claim, or the status.
+#
+#   what comes of it             what is remembered        what later passes do
+#   done                         nothing; of a verb that   it, if it is to do again; if PACED, after
+#                                is PACED, when            10 s, 20 s, 40 s, then a minute
+#   refused: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
+#   has said no                                            a roll takes another pod meanwhile
+#   lost: there was no answer,   the problem, also that    the same; a roll waits, because a lost
+#   or "later"                   of ANSWER                 delete may take effect for a minute
+#   its dry run was refused      the problem               the same; a roll waits, because another
+#                                                          pod would be refused, too
+#   stale: the lists were old    nothing                   what is to do by new lists
+#
+# Forgotten are: what is done; what failed, as soon as it is no longer to do; all of it, when the
+# spec changes, because that may be the cure; and pacing, after ten quiet minutes.
 class Retry(NamedTuple):
-    """The last try of something."""
+    """What came of the last try of something."""
 
     tried: float  # when
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
-    is_refused: bool = False  # whether the API server said no; otherwise it may still take effect
+    since: float = 0  # when it began to fail
+    lost: float = -inf  # when a try was last lost
+    is_refused: bool = False  # and no try that was lost can still take effect
 
     @property
     def until(self) -> float:
@@ -1094,14 +1265,13 @@ class Retry(NamedTuple):
 
 
 class Retries:
-    """What has failed for one Milvus, and when it may be tried again: after one second, then after
-    twice as long each time, up to five minutes. Actions that may succeed again and again, such as
-    the restart of a pod that dies at once, are slowed down in the same way. It is told the time, in
-    seconds. Losing it costs one more try.
+    """What a Milvus is remembered by. It is told the time, in seconds. To lose it costs one more
+    try.
 
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
     status still follows."""
 
+    # Not `create`: a pod that is deleted, however often, is created at once.
     PACED = ("restart", "replace", "adopt", "claim", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
@@ -1111,10 +1281,19 @@ class Retries:
     def waits(self, key: Key, now: float) -> bool:
         return key in self.last and now < self.last[key].until
 
-    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
-        self.last[key] = Retry(now, self.delay(key, FIRST_DELAY), problem, is_refused)
+    def failed(
+        self, key: Key, now: float, problem: Why, is_refused: bool = False, is_lost: bool = False
+    ) -> None:
+        last = self.last.get(key)
+        since = last.since if last and last.problem else now
+        lost = last.lost if last else -inf
+        if is_lost:
+            lost = now
+        is_refused = is_refused and now >= lost + SERVER_TIMEOUT
+        delay = self.delay(key, FIRST_DELAY)
+        self.last[key] = Retry(now, delay, problem, since, lost, is_refused)
 
-    def done(self, key: Key, now: float) -> None:
+    def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             self.last[key] = Retry(now, self.delay(key, FIRST_PACE))
@@ -1125,15 +1304,15 @@ class Retries:
         """How many seconds to wait after this try."""
         if self.tries_once:
             return inf
-        before = self.last[key].delay if key in self.last else 0
-        return min(max(first, 2 * before), LONGEST_DELAY)
+        last_delay = self.last[key].delay if key in self.last else 0
+        return min(max(first, 2 * last_delay), LONGEST_DELAY)
 
     def keep_only(self, keys: set[Key], now: float) -> None:
         """Forget what failed and is no longer to do, and what was last tried long ago."""
         for key, retry in list(self.last.items()):
-            is_over = now >= max(retry.until, retry.tried + QUIET)  # until: perhaps forever
             is_moot = retry.problem and key not in keys
-            if is_over or is_moot:
+            is_old = now >= retry.tried + QUIET and now >= retry.until
+            if is_moot or is_old:
                 del self.last[key]
 
     def problems(self) -> Problems:
@@ -1144,18 +1323,22 @@ class Retries:
                 found.setdefault(ordinal, retry.problem)
         return found
 
+    def lasting(self, now: float) -> set[str]:
+        """The reasons of what has been failing for a while, or will not be tried again."""
+        return {
+            retry.problem.reason
+            for retry in self.last.values()
+            if retry.problem and (self.tries_once or now >= retry.since + LASTING)
+        }
+
     def has_failed(self, key: Key) -> bool:
         """Whether the last try failed, and not just because the lists were old."""
         problem = self.last[key].problem if key in self.last else None
-        return problem is not None and problem.reason != PENDING
+        return problem is not None and problem.reason != WAITING
 
     def refused(self, now: float) -> Refused:
         """What the API server has refused, and is not to be tried again yet."""
-        return {
-            key: retry.problem.reason
-            for key, retry in self.last.items()
-            if retry.problem and retry.is_refused and now < retry.until
-        }
+        return {key for key, retry in self.last.items() if retry.is_refused and now < retry.until}
 
     def next(self, now: float) -> float:
         """When something may be tried again next."""
@@ -1183,7 +1366,7 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # an exception must have a hash
 class ApiError(Exception):
     """A request that failed, classified once, where it is made."""
 
@@ -1192,6 +1375,7 @@ class ApiError(Exception):
     status_reason: str = ""  # the `reason` of the server's Status object
     is_stale: bool = False  # no failure: the next pass, with new lists, does it or knows better
     is_lost: bool = False  # no usable answer, or "later": a write may still take effect
+    is_of_dry_run: bool = False  # the write itself was not sent
 
     def __str__(self) -> str:
         return self.why.message
@@ -1201,6 +1385,11 @@ class ApiError(Exception):
         """Whether the same request for another pod of the Milvus would fail, too. Invalid
         does not count, because it may be about this one pod."""
         return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the API server has said no to the write itself."""
+        return not (self.is_lost or self.is_of_dry_run)
 
 
 QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
@@ -1229,7 +1418,7 @@ def rejection(error: ApiException) -> ApiError:
     is_stale = status_reason in ("Conflict", "NotFound", "AlreadyExists")
     reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
     if is_stale or "NamespaceTerminating" in causes:
-        reason = PENDING
+        reason = WAITING
     elif code == 403 and QUOTA.match(message):  # which has no cause of its own
         reason = QUOTA_EXCEEDED
     # InternalError is an answer: the API server sends it when a webhook that it had to ask has
@@ -1262,8 +1451,16 @@ METADATA = (
 )
 
 
+class Lists(NamedTuple):
+    """What a pass lists, in this order: a Milvus must not be older than its pods."""
+
+    pods: Any
+    claims: Any
+    milvuses: Any
+
+
 class Listing(NamedTuple):
-    """A list that each pass asks for."""
+    """How to ask for a list."""
 
     resource: Resource
     selector: str
@@ -1332,11 +1529,11 @@ class Api:
         self.claims = by_gvr(client, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         self.milvuses = milvuses(client)
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
-        self.listings = [
-            Listing(self.pods, f"{MANAGED_BY_LABEL}={MANAGER}", keeps_spec=False),
-            Listing(self.claims, CLAIM_LABEL, keeps_spec=True),
-            Listing(self.milvuses, "", keeps_spec=True),  # last: never older than the pods
-        ]
+        self.listings = Lists(
+            pods=Listing(self.pods, MILVUS_LABEL, keeps_spec=False),
+            claims=Listing(self.claims, MILVUS_LABEL, keeps_spec=True),
+            milvuses=Listing(self.milvuses, "", keeps_spec=True),
+        )
 
     def log_in(self) -> None:
         """Before each pass: load the configuration anew if a list was not answered or the server
@@ -1409,7 +1606,7 @@ class Api:
         is_write = verb != "get"
         is_list = not is_write and "name" not in target
         if is_write and not self.may_write():  # also between two requests of one action
-            raise ApiError(Why(PENDING, "there is no time left in this pass"), is_stale=True)
+            raise ApiError(Why(WAITING, "there is no time left in this pass"), is_stale=True)
         if is_write and self.dry_run:
             options["dry_run"] = "All"
         options |= pick(target, ("namespace", "name"))
@@ -1427,9 +1624,14 @@ class Api:
         finally:
             self.progressed = self.clock()
 
-    def get(self, resource: Resource, obj: Obj) -> Obj:
-        """The object of that name."""
-        return dict(parse(self.request("get", resource, obj["metadata"])))
+    def find(self, resource: Resource, obj: Obj) -> Obj | None:
+        """The object of that name, if there is one."""
+        try:
+            return dict(parse(self.request("get", resource, obj["metadata"])))
+        except ApiError as error:
+            if error.status_reason == "NotFound":
+                return None
+            raise
 
     def create(self, resource: Resource, obj: Obj, **options: Any) -> None:
         """Create an object. The server rejects a misspelled field instead of dropping it."""
@@ -1447,14 +1649,14 @@ class Api:
         self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
 
     def check(self, pod: Obj) -> None:
-        """Find out by a dry run, under another name, whether the API server accepts such a pod.
-        A taken name or an exceeded quota is no objection: the old pod will make room."""
-        metadata = pod["metadata"] | {"name": f"{name_of(pod)}-check"}
+        """Find out by a dry run whether the API server accepts such a pod. That its name is taken
+        is the last thing that an API server says; and an exceeded quota is no objection, because
+        the old pod will make room."""
         try:
-            self.create(self.pods, pod | {"metadata": metadata}, dry_run="All")
+            self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
             if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
-                raise
+                raise replace(error, is_of_dry_run=True) from None
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
@@ -1498,14 +1700,9 @@ def timestamp(precision: str = "seconds") -> str:
 # time. All that threads share is the Api: a request notes there when it has ended. So there are no
 # locks.
 
-STATUS: Key = ("status update", None)
-# A write that was not answered: then no action for that Milvus is tried for a while. Otherwise each
-# of its pods would time out in turn.
-ANSWER: Key = ("answer", None)
 
-
-class Done(NamedTuple):
-    """A kind of thing that a visit has done, and why."""
+class Change(NamedTuple):
+    """A kind of change that a visit has made, and why."""
 
     reason: str  # of its event, such as Created
     kind: str  # pod, claim or status
@@ -1521,15 +1718,13 @@ class Outcome(NamedTuple):
 
     retries: Retries
     state: str = PROGRESSING
-    said: str = ""  # the message that the log has last said about the state
-    # A visit that does something leaves the status to the next one, whose lists show the effect.
-    # That one must write it, even if it does something, too.
+    told: str = ""  # the message about its state that was last told, in the log and by an event
+    # A visit that changes something leaves the status to the next one, whose lists show the effect.
+    # That one must write it, even if it changes something, too.
     owes_status: bool = False
-    cut_since: float = inf  # when the end of a pass first cut it off; inf: it did not
-    is_left: bool = True  # whether something is left that the next pass can do
+    due: float = inf  # from when a visit is due though nothing changes; if past, since when
     versions: Sequence[str] = ()  # of what it has seen
-    wake: float = inf  # when a visit is due even if nothing changes
-    done: Sequence[str] = ()  # in the words of the log, once for each object
+    changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
 
@@ -1541,17 +1736,16 @@ class Visit:
     milvus: Obj
     named: Objs  # the pods that have its names
     claims: Objs
-    before: Outcome  # of the visit before
+    last: Outcome  # of the visit before
     began: float = 0.0
     spec: Spec = Spec()
-    done: dict[Done, list[str]] = field(default_factory=lambda: defaultdict(list))
+    changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
-    cut_since: float = inf
-    is_left: bool = False
+    due: float = inf
 
     def __post_init__(self) -> None:
-        self.outcome = self.before  # until this visit has been made
-        self.retries = self.before.retries
+        self.outcome = self.last  # until this visit has been made
+        self.retries = self.last.retries
 
     @property
     def versions(self) -> Sequence[str]:
@@ -1559,32 +1753,34 @@ class Visit:
         return [obj["metadata"]["resourceVersion"] for obj in objects]
 
     @property
-    def is_needed(self) -> bool:
-        """Whether something has changed, or was left to do. To visit all would take 3.8 times
-        the CPU time in a quiet pass."""
-        is_due = self.before.is_left or self.api.clock() >= self.before.wake
-        return is_due or self.before.versions != self.versions
+    def is_due(self) -> bool:
+        return self.outcome.due <= self.api.clock()
 
-    def serve(self) -> Outcome:
+    @property
+    def is_needed(self) -> bool:
+        """Whether it is due, or something has changed. To visit all would take several times the
+        CPU time in a quiet pass."""
+        return self.is_due or self.last.versions != self.versions
+
+    def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
+        self.began = self.api.clock()
         if not self.api.may_write():
-            cut_since = min(self.before.cut_since, self.api.clock())
-            return self.before._replace(cut_since=cut_since, is_left=True, done=(), events=())
+            return self.last._replace(due=min(self.last.due, self.began), changes=(), events=())
         try:
             return self.reconcile()
         except Exception as error:
             text = unexpected(error)
-            if text != self.before.said:
+            if text != self.last.told:
                 log.error("milvus %s: %s", full_name(self.milvus), text)
-            return Outcome(self.retries, FAILED, text)
+            self.due = self.began + LONGEST_DELAY
+            return self.new_outcome(FAILED, text, owes_status=True)
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
-        now = self.began = self.api.clock()
-
-        # 1. Decide what to do, and forget what is no longer to do.
-        #    (Both with the same `now`: `roll` skips a replacement that was refused, and takes the
-        #    next one. If that back-off ended in between, both pods would be taken down.)
+        # 1. Decide what to do, and forget what is no longer to do. This and step 2 go by one time:
+        #    if a back-off ended in between, what `roll` has decided would no longer hold.
+        now = self.began
         actions = self.plan(self.retries.refused(now))
         self.retries.keep_only(self.keys(actions), now)
 
@@ -1592,29 +1788,31 @@ class Visit:
         if not self.retries.waits(ANSWER, now):
             self.carry_out(actions, now)
 
-        # 3. Say what was done.
-        for done, names in self.done.items():
-            self.say(done.reason, sentence(done.words, names, done.because))
+        # 3. Say what was changed.
+        for change, names in self.changes.items():
+            self.say(change.reason, sentence(change.words, names, change.because))
 
-        # 4. Write the status. If anything was done, the lists are out of date, so this is left to
-        #    the next visit, which must write it, whatever it does.
-        if self.done and not self.api.dry_run:
-            self.is_left = True
-            if not self.before.owes_status:
-                return self.new_outcome(self.before.state, self.before.said, owes_status=True)
-        problems = self.retries.problems()
-        status = status_of(self.milvus, self.spec, self.named, self.claims, problems, timestamp())
-        said = self.tell(status)
+        # 4. Write the status. If anything was changed, the lists are out of date, so this is left
+        #    to the next visit. That one must write it, whatever it does: else a Milvus for which
+        #    something is done in each pass, such as one whose pods are all deleted, has none.
+        if self.changes and not self.api.dry_run:
+            self.due = min(self.due, self.api.clock())
+            if not self.last.owes_status:
+                return self.new_outcome(self.last.state, self.last.told, owes_status=True)
+        problems, lasting = self.retries.problems(), self.retries.lasting(now)
+        seen = self.milvus, self.spec, self.named, self.claims
+        status = status_of(*seen, problems, lasting, timestamp())
+        told = self.tell_news(status)
         is_right = self.write_status(status)
 
         # 5. Return what came of it.
         state = FAILED if self.retries.has_failed(STATUS) else state_of(status)
-        return self.new_outcome(state, said, owes_status=not is_right)
+        return self.new_outcome(state, told, owes_status=not is_right)
 
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
-            self.spec = spec_of(self.milvus)
+            self.spec = spec_of(self.milvus, members(self.milvus, self.named))
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
@@ -1625,7 +1823,7 @@ class Visit:
         return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
 
     def keys(self, actions: list[Action]) -> set[Key]:
-        """Whose failures are worth remembering: what is to do, and replacements, which `roll`
+        """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
         mine = members(self.milvus, self.named)
         turns = {("replace", o) for o, pod in mine.items() if is_outdated(pod, self.spec)}
@@ -1636,51 +1834,51 @@ class Visit:
             if self.retries.waits(action.key, now):
                 continue
             if not self.api.may_write():
-                self.cut_since = self.api.clock()
-                self.is_left = True
+                # What is cut off keeps its place in the line.
+                self.due = min(self.last.due, now)
                 break
-            error = self.attempt(action.key, self.VERBS[action.verb], self, action)
-            if error and error.meets_all and not self.retries.tries_once:
-                break
+            error = self.attempt(action.key, getattr(self, action.verb), action)
             if not error:
-                self.retries.done(ANSWER, now)
+                self.retries.succeeded(ANSWER, now)
+            elif error.meets_all and not self.retries.tries_once:
+                break
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
-        """Do something that may fail, and note what came of it."""
+        """Try something, and remember what came of it: see the table above `Retry`."""
         try:
             task(*arguments)
         except ApiError as error:
             now = self.api.clock()
-            self.is_left = True  # the next pass knows better, or does what this has held up
+            self.due = min(self.due, now)  # what this has held up
             if error.is_lost and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why)
-            # Under an older CRD without a status, this is a 404, and so stale: it must not be tried
-            # in each pass.
-            backs_off_anyway = key == STATUS and not self.retries.tries_once
-            if backs_off_anyway or not error.is_stale:
-                self.retries.failed(key, now, error.why, is_refused=not error.is_lost)
+            # An older CRD has no status, so that this would be tried in each pass.
+            has_no_status = key == STATUS and error.status_reason == "NotFound"
+            if has_no_status or not error.is_stale:
+                self.retries.failed(key, now, error.why, error.is_refused, error.is_lost)
             return error
-        self.retries.done(key, self.api.clock())
+        self.retries.succeeded(key, self.api.clock())
         return None
 
-    def tell(self, status: Obj) -> str:
+    def tell_news(self, status: Obj) -> str:
         """Say what is new in the Reconciled condition, even if the status cannot be written.
         Returns its message."""
         reconciled = condition_of({"status": status}, "Reconciled")
         message = reconciled["message"]
-        # That a new Milvus is fine is no news.
-        written = condition_of(self.milvus, "Reconciled").get("message", MATCHING)
-        if message != (self.before.said or written):
+        # What this process has told or, if it has told nothing yet, what an earlier one has
+        # written. That a new Milvus is fine is no news.
+        known = self.last.told or condition_of(self.milvus, "Reconciled").get("message", MATCHING)
+        if message != known:
             self.say(reconciled["reason"], message, is_warning=reconciled["status"] == "False")
         return message
 
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
         if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
-            self.retries.done(STATUS, self.api.clock())
+            self.retries.succeeded(STATUS, self.api.clock())
             return True
         if not self.api.may_write():
-            self.is_left = True
+            self.due = min(self.due, self.api.clock())
             return False
         if self.retries.waits(STATUS, self.api.clock()):
             return False
@@ -1690,7 +1888,7 @@ class Visit:
             name = full_name(self.milvus)
             log.warning("milvus %s: the status update failed: %s", name, error)
         if not error:  # a pass counts it; nothing is said of it, because step 3 is over
-            self.done[Done("Updated", "status")].append(name_of(self.milvus))
+            self.changes[Change("Updated", "status")].append(name_of(self.milvus))
         return not error
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
@@ -1699,34 +1897,39 @@ class Visit:
         level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.api.dry_run_note)
 
-    def new_outcome(self, state: str, said: str, owes_status: bool) -> Outcome:
+    def new_outcome(self, state: str, told: str, owes_status: bool) -> Outcome:
         return Outcome(
             retries=self.retries,
             state=state,
-            said=said,
+            told=told,
             owes_status=owes_status,
-            cut_since=self.cut_since,
-            is_left=self.is_left,
+            due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
-            wake=self.retries.next(self.began),
-            done=[done.words for done, names in self.done.items() for _name in names],
+            changes=[change.words for change, names in self.changes.items() for _name in names],
             events=self.events,
         )
 
-    # --- The verbs ---
-    def did(self, reason: str, kind: str, action: Action) -> None:
-        self.done[Done(reason, kind, action.because)].append(name_of(action.obj))
+    def note(self, reason: str, kind: str, action: Action) -> None:
+        self.changes[Change(reason, kind, action.because)].append(name_of(action.obj))
+
+    # --- The verbs of actions ---
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
         try:
             self.api.create(self.api.pods, action.obj)
         except ApiError as error:
-            if error.status_reason != "AlreadyExists":
+            if error.is_lost:
                 raise
-            taken = self.api.get(self.api.pods, action.obj)
+            # Whatever refuses it, a pod of that name may be there: a quota counts that one, too.
+            taken = self.api.find(self.api.pods, action.obj)
+            if not taken:
+                raise
+            if owns(self.milvus, taken) and not has_our_label(self.milvus, taken):
+                self.adopt(Action("adopt", action.ordinal, taken, UNLABELLED))
+                return
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
-        self.did("Created", "pod", action)
+        self.note("Created", "pod", action)
         if self.spec.storage and action.ordinal not in self.claims:
             claim = new_claim(self.milvus, self.spec, action.ordinal)
             # If this fails, the next pass finds a pod without a claim, and tries again.
@@ -1740,41 +1943,33 @@ class Visit:
             if error.status_reason != "AlreadyExists":
                 raise
             return
-        self.did("Created", "claim", action)
+        self.note("Created", "claim", action)
 
     def adopt(self, action: Action) -> None:
-        """Set the owner of an orphan. Its Milvus, which was listed later, is not being deleted."""
+        """Set a pod's owner and label. Its Milvus, which was listed later, is not being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
+        metadata["labels"] = our_label(self.milvus)
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
-        self.did("Adopted", "pod", action)
+        self.note("Adopted", "pod", action)
 
     def grow(self, action: Action) -> None:
         """Ask for a larger volume."""
         requests = {"storage": self.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
-        self.did("Expanded", "claim", action)
+        self.note("Expanded", "claim", action)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
-        self.did("Deleted", "pod", action)
+        self.note("Deleted", "pod", action)
+
+    restart = delete
 
     def replace(self, action: Action) -> None:
-        """Delete a pod, after a dry run has shown that the API server would accept a new one. It is
-        always that of ordinal 0, so that every refusal has the same words."""
-        self.api.check(new_pod(self.milvus, self.spec, 0))
+        """Delete a pod, after a dry run has shown that the API server would accept the new one."""
+        self.api.check(new_pod(self.milvus, self.spec, action.ordinal))
         self.delete(action)
-
-    VERBS: ClassVar[dict[str, Any]] = {
-        "create": create,
-        "claim": claim,
-        "adopt": adopt,
-        "grow": grow,
-        "delete": delete,
-        "restart": delete,
-        "replace": replace,
-    }
 
 
 def unexpected(error: Exception) -> str:
@@ -1825,38 +2020,38 @@ class Operator:
         self.tries_once = True
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
-            done = self.run_pass()
-            if not any(visit.outcome.is_left for visit in self.all_visits()):
+            changes = self.run_pass()
+            if not any(visit.is_due for visit in self.all_visits()):
                 break
-            idle = 0 if done else idle + 1
-        outcomes = [visit.outcome for visit in self.all_visits()]
-        is_good = not any(outcome.is_left or outcome.state == FAILED for outcome in outcomes)
+            idle = 0 if changes else idle + 1
+        visits = self.all_visits()
+        is_good = not any(visit.is_due or visit.outcome.state == FAILED for visit in visits)
         return is_good and not self.outages
 
     def run_pass(self) -> Counter[str]:
-        """Make one pass. Returns a count of each kind of thing that was done."""
+        """Make one pass. Returns a count of each kind of change."""
         started = self.api.clock()
         self.api.progressed = started
         outages: dict[str, str] = {}  # what affects several Milvus resources; the details
-        done = Counter[str]()
+        changes = Counter[str]()
         try:
             # 1. List everything.
             visits = self.list_everything(outages)
             listed = self.api.clock()
             self.list_seconds = listed - started
 
-            # 2. Visit each Milvus that needs it; first those that have been cut off for longest.
+            # 2. Visit each Milvus that needs it; first those that have been due for longest.
             self.api.deadline = inf if self.tries_once else listed + ACTING
             needed = [visit for visit in visits if visit.is_needed]
-            needed.sort(key=lambda visit: visit.before.cut_since)
+            needed.sort(key=lambda visit: visit.last.due)
             events: list[Obj] = []
-            for visit, outcome in zip(needed, self.pool.map(Visit.serve, needed), strict=True):
+            for visit, outcome in zip(needed, self.pool.map(Visit.make, needed), strict=True):
                 visit.outcome = outcome
-                done.update(outcome.done)
+                changes.update(outcome.changes)
                 events += outcome.events
 
             # 3. Send the events.
-            self.api.deadline = self.api.clock() + TELLING
+            self.api.deadline = self.api.clock() + SENDING
             list(self.pool.map(self.api.send, events))
         except Unusable as error:
             outages["the configuration cannot be loaded"] = error.message
@@ -1864,8 +2059,8 @@ class Operator:
             outages["a pass failed"] = unexpected(error)
 
         # 4. Report.
-        self.report(outages, done, self.api.clock() - started)
-        return done
+        self.report(outages, changes, self.api.clock() - started)
+        return changes
 
     def list_everything(self, outages: dict[str, str]) -> list[Visit]:
         """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
@@ -1879,20 +2074,19 @@ class Operator:
                 visits += self.visits[namespace]
         return visits
 
-    def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> list[list[Obj]]:
-        """The pods, the claims and the Milvus resources of a namespace, or of all; nothing at all
-        if one of the lists fails."""
-        lists = []
+    def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists | None:
+        """The lists of a namespace, or of all; nothing at all if one of them fails."""
+        found = []
         for listing in self.api.listings:
             try:
-                lists.append(self.api.list_all(namespace, listing))
+                found.append(self.api.list_all(namespace, listing))
                 self.has_listed = True
             except ApiError as error:
                 self.api.must_reload |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
-                return []
-        return lists
+                return None
+        return Lists(*found)
 
     def outage(self, namespace: str | None, listing: Listing, error: ApiError) -> tuple[str, str]:
         """What the failure of a list is called, and the details."""
@@ -1908,24 +2102,24 @@ class Operator:
             advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
         return f"cannot list {plural} in {scope(namespace)}", f"{error}{advice}"
 
-    def new_visits(self, namespace: str | None, lists: list[list[Obj]]) -> list[Visit]:
+    def new_visits(self, namespace: str | None, lists: Lists) -> list[Visit]:
         """A visit for each Milvus that is not being deleted. What came of an earlier spec of it is
-        forgotten."""
-        all_pods, all_claims, all_milvuses = lists
-        pods_of = by_ordinal(all_pods)
-        claims_of = by_ordinal(all_claims)
-        before = {
+        forgotten; a new spec is due now."""
+        pods_of = by_ordinal(lists.pods)
+        claims_of = by_ordinal(lists.claims)
+        last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
         }
+        now = self.api.clock()
         return [
             Visit(
                 api=self.api,
                 milvus=milvus,
                 named=pods_of[full_name(milvus)],
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
-                before=before.get(spec_version(milvus)) or Outcome(Retries(self.tries_once)),
+                last=last.get(spec_version(milvus)) or Outcome(Retries(self.tries_once), due=now),
             )
-            for milvus in all_milvuses
+            for milvus in lists.milvuses
             if not is_ending(milvus)
         ]
 
@@ -1938,7 +2132,7 @@ class Operator:
         quiet = self.api.clock() - self.api.changed
         return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 2))
 
-    def report(self, outages: dict[str, str], done: Counter[str], seconds: float) -> None:
+    def report(self, outages: dict[str, str], changes: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
         for what in outages.keys() - self.outages.keys():
             log.error("%s: %s", what, outages[what])
@@ -1953,9 +2147,9 @@ class Operator:
             MILVUSES.labels(state).set(states[state])
         PASSES.labels("failure" if outages else "success").inc()
         PASS_SECONDS.observe(seconds)
-        counts = ", ".join(f"{what}: {count}" for what, count in done.items())
+        counts = ", ".join(f"{what}: {count}" for what, count in changes.items())
         total = f"{states.total()} Milvus resource(s) in {seconds:.2f} s{self.api.dry_run_note}"
-        level = logging.INFO if done else logging.DEBUG
+        level = logging.INFO if changes else logging.DEBUG
         log.log(level, "pass finished: %s: %s", total, counts or "nothing to do")
 
     def all_visits(self) -> list[Visit]:
@@ -2007,13 +2201,22 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
     raise Unusable(f"cannot use {what}: {text}")
 
 
+class Loader(KubeConfigLoader):
+    """The official loader, which is silent while an exec plugin waits for a person to log in."""
+
+    def _load_from_exec_plugin(self) -> Any:
+        if self._user and "exec" in self._user:
+            log.info("running the exec plugin of the kubeconfig; it may wait for somebody")
+        return super()._load_from_exec_plugin()  # type: ignore[no-untyped-call]
+
+
 def from_kubeconfig(
     file: str, merged: Any, context: str | None, configuration: Configuration
 ) -> Connection:
     """As `load_kube_config` does it, which would tell neither the namespace nor who the user is."""
     # The loader writes keys to files, which it would remove only at a regular exit.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        loader = KubeConfigLoader(
+        loader: Any = Loader(  # type: ignore[no-untyped-call]
             merged, context or first_context(file), config_base_path=None, temp_file_path=folder
         )
         chosen = loader.current_context
@@ -2121,7 +2324,7 @@ class HealthServer(ThreadingHTTPServer):
         """A client that disconnects is not worth a log line."""
 
 
-def serve_health(operator: Operator, port: int) -> None:
+def start_health_server(operator: Operator, port: int) -> None:
     """Serve Health until the process ends: in a pod on all addresses, else on localhost. Raises
     Unusable."""
     Health.operator = operator
@@ -2260,6 +2463,7 @@ def main(
     if chosen and all_namespaces:
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
     start_log(verbose, log_format)
+    log.info("%s %s: loading the configuration", MANAGER, __version__)
     connection = connect(kubeconfig, context, workers)
     # OLM sets the variable to an empty text for all namespaces; click ignores such a variable.
     everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
@@ -2274,7 +2478,7 @@ def main(
     log.info("%s %s: %s%s", MANAGER, __version__, where, api.dry_run_note)
     operator = Operator(api, managed, interval, start_pool(workers))
     if health_port:
-        serve_health(operator, health_port)
+        start_health_server(operator, health_port)
     run = operator.run_once if once else operator.run
     code = run_until_signal(run, api.stopping, code_if_late=1 if once else 0)
     os._exit(code)  # a request that hangs must not delay the exit

@@ -32,8 +32,8 @@ MILVUSES = "apis/zilliz.com/v1/namespaces/{}/milvuses"
 REPLICA_SETS = "apis/apps/v1/namespaces/{}/replicasets"
 PODS = "api/v1/namespaces/{}/pods"
 LISTED = (
-    f"{PODS}?labelSelector={mo.MANAGED_BY_LABEL}={mo.MANAGER}&",
-    f"api/v1/namespaces/{{}}/persistentvolumeclaims?labelSelector={mo.CLAIM_LABEL}&",
+    f"{PODS}?labelSelector={mo.MILVUS_LABEL}&",
+    f"api/v1/namespaces/{{}}/persistentvolumeclaims?labelSelector={mo.MILVUS_LABEL}&",
     f"{MILVUSES}?",
 )
 WITHOUT_LIMITS = f"""
@@ -53,7 +53,7 @@ def milvus(name: str, **spec: Any) -> Obj:
 
 
 def desired_pods(milvus: Obj) -> list[Obj]:
-    spec = mo.spec_of(mo.slim(milvus, keeps_spec=True))
+    spec = mo.spec_of(mo.slim(milvus, keeps_spec=True), {})
     return [mo.new_pod(milvus, spec, ordinal) for ordinal in range(spec.replicas)]
 
 

@@ -88,7 +88,7 @@ class Tour:
 
     def pods(self, milvus: str) -> dict[str, Obj]:
         """The pods of a Milvus by name."""
-        listed = self.json("pods", "-l", f"app.kubernetes.io/instance={milvus}")["items"]
+        listed = self.json("pods", "-l", f"zilliz.com/milvus={milvus}")["items"]
         return {pod["metadata"]["name"]: pod for pod in listed}
 
     def uids(self, milvus: str) -> dict[str, str]:

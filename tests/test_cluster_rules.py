@@ -83,7 +83,7 @@ REJECTED = {
     # A user's words that must not pass for those of the API server.
     "quoted": ("pod: {spec: {dnsPolicy: 'exceeded quota: a'}}", "exceeded quota: a"),
     "named": ("pod: {spec: {priorityClassName: 'User \"a\" cannot'}}", 'User "a" cannot'),
-    "x": ("pod: {spec: {nodeSelektor: {}}}", 'unknown field "spec.nodeSelektor"'),
+    "x": ("pod: {spec: {nodeSelektor: {a: b}}}", 'unknown field "spec.nodeSelektor"'),
 }
 
 
@@ -104,6 +104,92 @@ def test_what_is_rejected_is_told_and_costs_no_pod(kube: Kube, operator: mo.Oper
         assert reconciled["reason"] == ("Forbidden" if name in ("denied", "named") else "Invalid")
         assert message in reconciled["message"]
     assert make_pass(operator), "no outage stands"
+
+
+# A policy that binds an address to the name of a pod, and one that writes well-known labels.
+POLICIES = """
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: NAME}
+spec:
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  validations:
+    - expression: >-
+        object.metadata.name == 'x-0' || !has(object.metadata.annotations) ||
+        !('address' in object.metadata.annotations)
+      message: the address belongs to x-0
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: NAME}
+spec: {policyName: NAME, validationActions: [Deny]}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: NAME}
+spec:
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  mutations:
+    - patchType: ApplyConfiguration
+      applyConfiguration:
+        expression: >-
+          Object{metadata: Object.metadata{labels: {"app.kubernetes.io/managed-by": "platform",
+          "app.kubernetes.io/instance": "platform"}}}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: NAME}
+spec: {policyName: NAME}
+"""
+
+
+def test_policies_about_names_and_labels_stop_no_roll(kube: Kube, operator: mo.Operator) -> None:
+    kube.kubectl("apply", "-f", "-", stdin=POLICIES.replace("NAME", kube.ns))
+
+    def are_active() -> bool:
+        kube.create_pod("probe")
+        labels = kube.all_pods()["probe"]["metadata"].get("labels") or {}
+        kube.kubectl("delete", "pod", "probe", "--now")
+        return "app.kubernetes.io/managed-by" in labels
+
+    eventually(are_active)
+    kube.create(pod={"metadata": {"annotations": {"address": "10.0.0.1"}}})
+    rest(operator, kube, "x-0")
+    before = kube.uids()
+    kube.change(image="milvus:2")
+    rest(operator, kube, "x-0")
+    assert kube.uids() != before
+    assert kube.condition("Ready")["status"] == "True"
+    labels = kube.all_pods()["x-0"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "platform"
+    kube.change(replicas=2)
+    settle(operator)
+    assert kube.condition("Reconciled")["message"].endswith("the address belongs to x-0")
+    kube.change(replicas=0)
+    settle(operator)
+    eventually(lambda: kube.names() == [])
+
+
+def test_a_pod_gets_our_label_back_though_it_exhausts_a_quota(
+    kube: Kube, operator: mo.Operator
+) -> None:
+    kube.create(replicas=2)
+    rest(operator, kube, "x-0", "x-1")
+    before = kube.uids()
+    kube.create_from("v1", "ResourceQuota", "two", spec={"hard": {"pods": "2"}})
+    used = ("get", "quota", "two", "-o", "jsonpath={.status.used.pods}")
+    eventually(lambda: kube.kubectl(*used) == "2")
+    kube.kubectl("label", "pod", "x-1", "zilliz.com/milvus-", "app.kubernetes.io/managed-by-")
+    settle(operator)
+    assert kube.uids() == before
+    assert kube.all_pods()["x-1"]["metadata"]["labels"]["zilliz.com/milvus"] == "x"
+    assert kube.condition("Reconciled")["status"] == "True"
 
 
 def test_a_namespace_that_is_being_deleted_is_no_problem(kube: Kube, operator: mo.Operator) -> None:

@@ -15,7 +15,7 @@ from tests.lib.world import World, at_rest, metric, milvus
 def serve(world: World) -> int:
     """Serve the health of an operator, until the end of all tests; the port."""
     port = free_ports(1)[0]
-    mo.serve_health(world.operator, port)
+    mo.start_health_server(world.operator, port)
     return port
 
 
@@ -101,4 +101,4 @@ def test_a_port_in_use_is_one_clear_line() -> None:
     port = serve(World())
     text = f"cannot listen on port {port}: Address already in use; choose another with"
     with pytest.raises(mo.Unusable, match=text):
-        mo.serve_health(World().operator, port)
+        mo.start_health_server(World().operator, port)

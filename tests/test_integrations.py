@@ -119,7 +119,7 @@ def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their
     None
 ):
     there = milvus()
-    made = mo.new_pod(there, mo.spec_of(there), 0)
+    made = mo.new_pod(there, mo.spec_of(there, {}), 0)
     monitor, rules = yaml.safe_load_all((TOP / "samples/monitoring-databases.yaml").read_text())
     spec = monitor["spec"]
     labels = made["metadata"]["labels"]
@@ -155,7 +155,7 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: str) 
     if service := found.get("Service"):
         assert mo.name_of(service) == name, "it is a part of the pods' DNS names"
         assert service["spec"]["clusterIP"] == "None"
-        assert service["spec"]["selector"] == mo.selector_of(found["Milvus"])
+        assert service["spec"]["selector"] == mo.our_label(found["Milvus"])
 
 
 def test_the_sample_for_production_selects_its_pods() -> None:
@@ -166,7 +166,7 @@ def test_the_sample_for_production_selects_its_pods() -> None:
     policy = found["NetworkPolicy"]["spec"]
     selectors = (budget["selector"], spread["labelSelector"], policy["podSelector"])
     for selector in selectors:
-        assert selector == {"matchLabels": mo.selector_of(x)}
+        assert selector == {"matchLabels": mo.our_label(x)}
     clients, prometheus = policy["ingress"]
     assert [one["port"] for one in clients["ports"]] == [mo.PORTS["milvus"]]
     assert [one["port"] for one in prometheus["ports"]] == [mo.PORTS["metrics"]]

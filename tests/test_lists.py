@@ -30,7 +30,7 @@ def test_pods_and_claims_are_listed_by_our_labels_before_the_milvus_and_all_of_t
     world.passes()
     lists = [f"{one.resource}?{one.query.get('labelSelector')}" for one in world.server.journal[:6]]
     assert lists == [
-        "pods?app.kubernetes.io/managed-by=milvus-polling-operator",
+        "pods?zilliz.com/milvus",
         "persistentvolumeclaims?zilliz.com/milvus",
         *["milvuses?None"] * 4,
     ]

@@ -79,7 +79,7 @@ def build(module: str) -> Path:
 def read_by(program: Path, home: Path, spec: Obj, settings: list[str], groups: list[str]) -> Any:
     """What the program reads where it has the variables and the files of a pod."""
     there = milvus(1, storage={"size": "1Gi"}, **spec)
-    pod = mo.new_pod(there, mo.spec_of(there), 0)
+    pod = mo.new_pod(there, mo.spec_of(there, {}), 0)
     (path, text), *others = kubelet.files(pod).items()
     assert not others
     file = home / "etcd.yaml"

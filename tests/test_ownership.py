@@ -1,10 +1,13 @@
 """Whose pod it is: ownership is a UID, and nothing of others is touched."""
 
+import pytest
+
 import milvus_operator as mo
 from tests.lib.front import Request
+from tests.lib.server import merge
 from tests.lib.world import World, at_rest, milvus, pod
 
-LABELS = mo.selector_of(milvus())
+LABELS = mo.our_label(milvus())
 OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c", "controller": True}
 
 
@@ -20,10 +23,10 @@ def test_a_pod_of_another_owner_is_left_alone_and_the_other_pods_go_on() -> None
     world.passes()
     assert "x-2" in world.pods(), "while the conflict lasts"
     world.passes(150)
-    assert world.times("create", "pods")[-1] == 300
+    assert world.times("create", "pods")[-1] == 60
     assert world.uid("x-1") == before
     world.remove("pods", "x-1")
-    world.clock.advance(300)
+    world.clock.advance(60)
     world.settle()
     assert "x-1" in world.pods()
     assert world.reason() == "Reconciled"
@@ -48,9 +51,60 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     assert kept == ["x-0", "x-2"]
     assert [*after] == ["x-0", "x-1", "x-2"]
     note = (
-        "adopted pods x-0, x-1, x-2, x-3: without a controller, but with the labels of this Milvus"
+        "adopted pods x-0, x-1, x-2, x-3: without a controller, but with the label of this Milvus"
     )
     assert f"Adopted: {note}" in world.events()
+
+
+QUOTA = 'pods "x-1" is forbidden: exceeded quota: a'
+
+
+@pytest.mark.parametrize(("code", "words"), [(0, ""), (403, QUOTA), (422, "a policy says no")])
+def test_a_pod_of_ours_that_lost_its_label_gets_it_back_and_is_not_replaced(
+    code: int, words: str
+) -> None:
+    """Also if what is there already exhausts a quota."""
+    world = at_rest(milvus(replicas=3))
+    before = world.uids()
+    world.patch("pods", "x-1", labels={mo.MILVUS_LABEL: None})
+    if code:
+        world.server.reject("create", "pods", code, words, name="x-1")
+    world.server.reject("patch", "pods", 500, "not now", "InternalError", times=1)
+    world.run(10)
+    assert world.uids() == before
+    assert world.status("x")["pods"] == ["x-0", "x-1", "x-2"]
+    assert "Adopted: adopted pod x-1: of this Milvus, but without its label" in world.events()
+    assert world.reason() == "Reconciled"
+
+
+def test_a_roll_waits_for_a_pod_that_lost_its_label() -> None:
+    world = at_rest(milvus(replicas=2))
+    world.patch("pods", "x-0", labels={mo.MILVUS_LABEL: None})
+    world.server.reject("patch", "pods", 403, "not now")
+    world.change("x", image="milvus:2")
+    world.live(20)
+    assert world.names("delete", "pods") == []
+
+
+def test_a_policy_that_rewrites_well_known_labels_changes_nothing() -> None:
+    world = World(milvus(replicas=3))
+
+    def rewrite(request: Request) -> None:
+        names = (mo.MANAGED_BY_LABEL, mo.INSTANCE_LABEL, mo.NAME_LABEL, mo.POD_INDEX_LABEL)
+        metadata = {"labels": dict.fromkeys(names, "platform")}
+        request.body = merge(request.body, {"metadata": metadata})
+
+    world.server.when("create", "pods", rewrite)
+    world.settle()
+    world.change("x", image="broken")
+    for _ in range(10):
+        world.passes()
+        world.server.finish_deletions()
+    ready = [pod for pod in world.server.all_of("pods") if mo.is_ready(pod)]
+    assert len(ready) == 2
+    world.change("x", replicas=0)
+    world.settle()
+    assert world.pods() == []
 
 
 def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:
@@ -87,4 +141,4 @@ def test_an_adoption_that_something_undoes_is_repeated_ever_more_rarely() -> Non
     for _ in range(30):
         world.patch("pods", "x-0", ownerReferences=None)
         world.passes()
-    assert world.times("patch", "pods") == [10, 20, 40]
+    assert world.times("patch", "pods") == [10, 20, 40, 60]

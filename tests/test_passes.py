@@ -19,9 +19,9 @@ def keep_failing(world: World, seconds: int) -> list[float]:
 def test_a_pod_that_ends_is_replaced_immediately_and_then_after_longer_and_longer() -> None:
     """Ten minutes without a replacement end the back-off."""
     world = at_rest(milvus())
-    assert keep_failing(world, 1000) == [10, 20, 40, 80, 160, 300, 300]
+    assert keep_failing(world, 300) == [10, 20, 40, 60, 60, 60]
     assert world.reason() == "Reconciled"
-    for quiet, wait in ((595, 300), (605, 10)):
+    for quiet, wait in ((595, 60), (605, 10)):
         last = world.requests("delete", "pods")[-1]
         world.settle()
         world.clock.advance(last.time + quiet - world.clock.now())
@@ -158,7 +158,7 @@ def test_a_write_that_hangs_delays_others_by_ten_seconds_and_ever_more_rarely(
     assert world.clock.now() <= start + 2 * (10 + 5) + 5
     world.run(600)
     hung = [one for one in world.requests(verb, resource) if one.name in names or not only]
-    assert len(hung) <= 11
+    assert len(hung) <= 16
 
 
 def test_behind_forty_that_take_ten_seconds_to_fail_a_new_one_is_served_in_the_next_pass() -> None:
@@ -180,7 +180,7 @@ def test_a_replace_whose_check_takes_all_the_time_deletes_nothing_and_is_repeate
     """The spec, or the pod, may have changed meanwhile."""
     world = at_rest(milvus())
     world.change("x", image="milvus:2")
-    rule = world.server.delay("create", "pods", 11, name="x-0-check", times=1)
+    rule = world.server.delay("create", "pods", 11, times=1)
     world.passes()
     assert rule.hits == 1
     assert world.names("delete", "pods") == []

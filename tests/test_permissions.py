@@ -51,7 +51,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     kube.change(replicas=1)
     settle(operator)
     if "x-0" not in kube.names():
-        kube.create_pod("x-0", labels=mo.selector_of(kube.get()))
+        kube.create_pod("x-0", labels=mo.our_label(kube.get()))
     kube.patch_pod("x-0", ownerReferences=None)
     settle(operator)
 

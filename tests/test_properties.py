@@ -73,7 +73,7 @@ def test_only_our_pods_change_and_one_ready_pod_at_a_time(pods: list[Obj], count
             assert ordinal not in mine
         elif verb == "adopt":
             assert one == there[ordinal]
-            assert mo.has_our_labels(x, one)
+            assert mo.has_our_label(x, one)
         else:
             assert one == mine[ordinal]
             assert (verb == "delete") == (ordinal >= count)
@@ -118,9 +118,10 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
             assert sent.name.startswith("x-")
             assert body.keys() == {"apiVersion", "kind", "metadata", "spec"}
             assert body["metadata"].pop("ownerReferences") == [mo.owner_reference(x)]
-            assert mo.has_our_labels(x, body)
+            assert mo.has_our_label(x, body)
             assert (
-                mo.template_hash_of(body) == mo.spec_of(mo.slim(x, keeps_spec=True)).template_hash
+                mo.template_hash_of(body)
+                == mo.spec_of(mo.slim(x, keeps_spec=True), {}).template_hash
             )
             assert body["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
 

@@ -1,6 +1,7 @@
 """Writes that are rejected or fail: they back off, are reported, and delay nothing else."""
 
 import gc
+from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
@@ -10,7 +11,7 @@ from tests.lib.front import Request
 from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
-WAITS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+WAITS = [1, 2, 4, 8, 16, 32, 60, 60, 60]
 EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
 
 
@@ -18,7 +19,7 @@ EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
     ("code", "reason", "why"),
     [
         (403, "NameConflict", "Forbidden"),  # a webhook may say words of ours
-        (422, "Pending", "Invalid"),
+        (422, "Waiting", "Invalid"),
         (503, "", "APIError"),
         (500, "InternalError", "APIError"),
     ],
@@ -26,7 +27,7 @@ EXCEEDED = 'pods "x" is forbidden: exceeded quota: a'
 def test_what_fails_waits_ever_longer(code: int, reason: str, why: str) -> None:
     world = World(milvus(), interval=1)
     world.server.reject("create", "pods", code, "not now", reason)
-    world.passes(1200)
+    world.passes(300)
     assert world.times("create", "pods") == WAITS
     assert world.reason() == why
     assert (world.reason(kind="Stalled") == why) == (why != "APIError")
@@ -135,7 +136,7 @@ def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     assert world.names("delete", "pods") == ["x-4"]
     world.passes(3)
     assert rule.hits == 4
-    assert world.reason(kind="Stalled") == "QuotaExceeded"
+    assert world.reason() == "QuotaExceeded"
 
 
 def test_a_pod_without_the_fingerprint_is_replaced_ever_more_rarely() -> None:
@@ -147,7 +148,81 @@ def test_a_pod_without_the_fingerprint_is_replaced_ever_more_rarely() -> None:
     world = World(milvus())
     world.server.when("create", "pods", admit)
     world.live(100)
-    assert len(world.names("delete", "pods")) < 10
+    assert len(world.names("delete", "pods")) < 14
+
+
+@pytest.mark.parametrize("reason", ["Forbidden", "QuotaExceeded", "Invalid", "NameConflict"])
+def test_what_is_refused_is_stalled_after_half_a_minute_and_stays_so(reason: str) -> None:
+    """What arrives a moment later in the same apply, such as the namespace's service account, is no
+    failure. A restart of the operator, or another try, does not take it back."""
+    world = World(milvus(), interval=1)
+    words = {"QuotaExceeded": EXCEEDED}.get(reason, "no")
+    rule = None
+    if reason == "NameConflict":
+        world.add(pod("x-0"))
+    else:
+        rule = world.server.reject("create", "pods", 422 if reason == "Invalid" else 403, words)
+    world.run(25)
+    assert world.reason() == reason
+    assert world.reason(kind="Stalled") == ""
+    world.run(20)
+    assert world.reason(kind="Stalled") == reason
+    world.operator = world.new_operator()
+    for _ in range(70):
+        world.passes()
+        assert world.reason(kind="Stalled") == reason
+    if rule:
+        rule.times = 0
+    else:
+        world.remove("pods", "x-0")
+    world.run(65)
+    assert world.reason(kind="Stalled") == ""
+    assert world.pods() == ["x-0"]
+
+
+def test_once_does_not_wait_to_say_that_a_refusal_is_stalled() -> None:
+    world = World(milvus())
+    world.server.reject("create", "pods", 403, "no")
+    assert not world.operator.run_once()
+    assert world.reason(kind="Stalled") == "Forbidden"
+
+
+def test_a_stale_status_is_written_in_the_next_pass_whatever_failed_before() -> None:
+    world = at_rest(milvus())
+    server = world.server
+    server.reject("patch", "milvuses/status", 500, "not now", times=5)
+    world.change("x", replicas=2)
+    world.run(20)
+    server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=1)
+    world.run(40)
+    assert world.status("x")["observedGeneration"] == 2
+    before, after = world.times("patch", "milvuses/status")[4:6]
+    assert before >= 16
+    assert after <= 5
+
+
+def test_an_unexpected_exception_backs_off_and_harms_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(milvus("x", replicas=2), milvus("y"))
+    create = world.operator.api.create
+    tries = 0
+
+    def fail(resource: Any, obj: mo.Obj, **options: Any) -> None:
+        nonlocal tries
+        if obj["metadata"].get("name") == "x-1":
+            tries += 1
+            raise KeyError("hunter2")
+        create(resource, obj, **options)
+
+    monkeypatch.setattr(world.operator.api, "create", fail)
+    world.run(100)
+    assert world.pods() == ["x-0", "y-0"]
+    assert tries == 3, "when x-0 is there, and after a minute"
+    lines = [line for line in world.warnings if "unexpected KeyError, please report" in line]
+    assert len(lines) == 1
+    assert not any("hunter2" in line for line in world.log)
+    assert metric("milvuses", state="failed") == 1
 
 
 def test_what_is_rejected_takes_no_memory_until_it_is_tried_again() -> None:
@@ -180,8 +255,8 @@ def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milv
         world.live()
     assert world.pods() == ["x-0", "x-1"]
     waits = world.times("patch", "milvuses/status")
-    assert len(waits) <= 10
-    assert waits[-1] > 2 * waits[-3]
+    assert len(waits) <= 12
+    assert waits[-1] == 60
     told = "milvus test/x: the status update failed: denied by a webhook"
     assert world.warnings == [told]
     assert metric("milvuses", state="failed") == 1
@@ -199,7 +274,7 @@ def test_under_a_crd_without_a_status_pods_are_made_and_the_log_says_once_what_i
     assert world.pods() == ["x-0"]
     (line,) = world.warnings
     assert line.startswith("milvus test/bad: spec.milvusSpec, line 1: leave out proxy.port and")
-    assert len(world.requests("patch", "milvuses/status")) < 20
+    assert len(world.requests("patch", "milvuses/status")) < 30
 
 
 def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:

@@ -8,6 +8,7 @@ import milvus_operator as mo
 
 CREATE: mo.Key = ("create", 0)
 RESTART: mo.Key = ("restart", 1)
+REPLACE: mo.Key = ("replace", 1)
 STATUS: mo.Key = ("status update", None)
 WHY = mo.Why("Forbidden", "no")
 
@@ -20,7 +21,7 @@ def delays(retries: mo.Retries, key: mo.Key, tries: int, problem: mo.Why | None)
         if problem:
             retries.failed(key, now, problem)
         else:
-            retries.done(key, now)
+            retries.succeeded(key, now)
         until = retries.next(now)
         found.append(until - now)
         assert retries.waits(key, until - 0.1)
@@ -29,21 +30,21 @@ def delays(retries: mo.Retries, key: mo.Key, tries: int, problem: mo.Why | None)
     return found
 
 
-def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_five_minutes() -> None:
-    waits = [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-    assert delays(mo.Retries(), CREATE, 11, WHY) == waits
+def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_one_minute() -> None:
+    waits = [1, 2, 4, 8, 16, 32, 60, 60]
+    assert delays(mo.Retries(), CREATE, 8, WHY) == waits
 
 
 @pytest.mark.parametrize("verb", ["restart", "replace", "adopt", "claim", "grow"])
 def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) -> None:
-    assert delays(mo.Retries(), (verb, 0), 7, None) == [10, 20, 40, 80, 160, 300, 300]
+    assert delays(mo.Retries(), (verb, 0), 5, None) == [10, 20, 40, 60, 60]
 
 
 @pytest.mark.parametrize("key", [CREATE, ("delete", 0), STATUS])
 def test_what_is_done_once_and_for_all_is_forgotten(key: mo.Key) -> None:
     retries = mo.Retries()
     retries.failed(key, 0, WHY)
-    retries.done(key, 1)
+    retries.succeeded(key, 1)
     assert not retries.waits(key, 1)
     assert not retries.problems()
     assert retries.next(0) == inf
@@ -65,15 +66,15 @@ def test_each_waits_on_its_own() -> None:
 def test_what_is_no_longer_to_do_is_forgotten_and_what_was_done_after_ten_quiet_minutes() -> None:
     retries = mo.Retries()
     retries.failed(CREATE, 0, WHY)
-    retries.done(RESTART, 0)
+    retries.succeeded(RESTART, 0)
     retries.keep_only({STATUS}, 0)
     assert not retries.waits(CREATE, 0)
     assert retries.waits(RESTART, 0), "it may have to be done again"
     retries.keep_only(set(), 599)
-    retries.done(RESTART, 599)
+    retries.succeeded(RESTART, 599)
     assert retries.next(599) == 599 + 20
     retries.keep_only(set(), 599 + 600)
-    retries.done(RESTART, 1200)
+    retries.succeeded(RESTART, 1200)
     assert retries.next(1200) == 1200 + 10
 
 
@@ -91,32 +92,70 @@ def test_what_was_refused_counts_as_long_as_it_waits_and_what_got_lost_never() -
     """Of what got lost, nobody knows whether it was done."""
     retries = mo.Retries()
     retries.failed(CREATE, 0, WHY, is_refused=True)
-    retries.failed(("replace", 1), 0, WHY)
-    assert retries.refused(0.9) == {CREATE: "Forbidden"}
-    assert retries.refused(1) == {}
+    retries.failed(REPLACE, 0, WHY, is_lost=True)
+    assert retries.refused(0.9) == {CREATE}
+    assert retries.refused(1) == set()
 
 
-def test_a_pending_problem_is_no_failure() -> None:
+def test_what_got_lost_is_not_refused_before_the_api_server_has_given_it_up() -> None:
+    """However the next tries end: the lost one may still take effect, for a minute."""
+    retries = mo.Retries()
+    retries.failed(REPLACE, 0, WHY, is_lost=True)
+    for now in (1, 3, 7, 15, 31, 59):
+        retries.failed(REPLACE, now, WHY, is_refused=True)
+        assert retries.refused(now) == set()
+    retries.failed(REPLACE, 60, WHY, is_refused=True)
+    assert retries.refused(60) == {REPLACE}
+    retries.failed(REPLACE, 120, WHY, is_lost=True)
+    assert retries.refused(120) == set()
+
+
+def test_a_refused_dry_run_is_no_refused_write() -> None:
+    retries = mo.Retries()
+    retries.failed(REPLACE, 0, WHY)
+    assert retries.refused(0) == set()
+    assert retries.problems() == {1: WHY}
+
+
+def test_a_reason_lasts_after_half_a_minute_of_failures() -> None:
+    retries = mo.Retries()
+    retries.failed(CREATE, 0, mo.Why("Invalid", "one"))
+    retries.failed(CREATE, 5, WHY)
+    retries.failed(("create", 1), 25, mo.Why("APIError", "two"))
+    assert [retries.lasting(now) for now in (29.9, 30, 55)] == [
+        set(),
+        {"Forbidden"},
+        {"Forbidden", "APIError"},
+    ]
+    retries.succeeded(CREATE, 31)
+    retries.failed(CREATE, 32, WHY)
+    assert retries.lasting(40) == set(), "it begins anew"
+    once = mo.Retries(tries_once=True)
+    once.failed(CREATE, 0, WHY)
+    assert once.lasting(0) == {"Forbidden"}
+
+
+def test_waiting_for_something_is_no_failure() -> None:
     retries = mo.Retries()
     assert not retries.has_failed(STATUS)
-    retries.failed(STATUS, 0, mo.Why("Pending", "the list was old"))
+    retries.failed(STATUS, 0, mo.Why("Waiting", "the list was old"))
     assert not retries.has_failed(STATUS)
     retries.failed(STATUS, 1, WHY)
     assert retries.has_failed(STATUS)
-    retries.done(STATUS, 2)
+    retries.succeeded(STATUS, 2)
     assert not retries.has_failed(STATUS)
 
 
 def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None:
     retries = mo.Retries(tries_once=True)
     retries.failed(CREATE, 0, WHY, is_refused=True)
-    retries.done(("create", 1), 0)
-    retries.done(RESTART, 0)
-    retries.done(STATUS, 0)
+    retries.succeeded(("create", 1), 0)
+    retries.succeeded(RESTART, 0)
+    retries.succeeded(STATUS, 0)
     for key in (CREATE, ("create", 1), RESTART):
         assert retries.waits(key, 1e9)
     assert not retries.waits(STATUS, 0)
-    assert retries.refused(1e9) == {CREATE: "Forbidden"}
+    assert retries.refused(1e9) == {CREATE}
 
 
 def test_what_is_tried_only_once_is_not_forgotten_however_long_the_run() -> None:

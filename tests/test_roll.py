@@ -24,9 +24,11 @@ def test_one_ready_pod_at_a_time_is_replaced_from_the_highest_ordinal(ahead: str
     world = outdated(3)
     server = world.server
     server.versions[ahead] += 10_000
-    words = 'pods "x-0-check" is forbidden: exceeded quota: a'
-    for name in ("x-0-check", "x-1-check", "x-2-check"):  # the old pod makes room for the new one
-        server.reject("create", "pods", 403, words, name=name)
+    words = 'pods "x" is forbidden: exceeded quota: a'
+    rule = server.reject("create", "pods", 403, words, times=1)
+    world.passes(1)
+    assert rule.hits == 1
+    assert deleted(world) == ["x-2"], "the old pod makes room for the new one"
     world.passes(5)
     assert deleted(world) == ["x-2"], "the next when the last is Ready"
     server.finish_deletions()
@@ -52,21 +54,47 @@ def test_a_broken_image_costs_one_pod_and_is_rolled_back() -> None:
     assert world.images() == ["milvus:1"] * 4
 
 
-def test_names_that_others_hold_do_not_block_a_roll() -> None:
-    """One of them is the name of the dry run."""
-    world = World(milvus(replicas=3), pod("x-0-check"), pod("x-1"))
+def test_a_roll_waits_for_a_name_that_a_stranger_holds() -> None:
+    """Of the databases that the owner asked for, one is down already."""
+    world = World(milvus(replicas=3), pod("x-1"))
     world.settle()
-    before = world.uid("x-1")
     world.change("x", image="milvus:2")
     world.settle()
-    assert deleted(world) == ["x-2", "x-0"]
-    world.change("x", replicas=1)
+    world.live(20)
+    assert deleted(world) == []
+    assert world.reason() == world.reason(kind="Ready") == "NameConflict"
+    world.remove("pods", "x-1")
+    world.clock.advance(60)
     world.settle()
-    assert world.uid("x-1") == before
+    assert deleted(world) == ["x-2", "x-0"]
+    assert world.images() == ["milvus:2"] * 3
+
+
+def test_a_roll_waits_for_a_node_that_fell_silent_and_goes_on_when_it_is_back() -> None:
+    world = outdated(3)
+    silent = {"phase": "Running", "containerStatuses": [{"ready": True}]}
+    world.server.set_pod("x-1", ready=False, **silent)
+    world.live(30)
+    assert deleted(world) == []
+    world.server.set_pod("x-1", ready=True)
+    world.settle()
+    assert deleted(world) == ["x-2", "x-1", "x-0"]
+
+
+def test_the_dry_run_asks_under_the_name_of_the_pod_that_is_replaced() -> None:
+    """An admission webhook may bind something to it, such as a static address."""
+    world = outdated(2)
+    world.server.reject("create", "pods", 403, "10.0.0.1 belongs to x-1", name="x-0")
+    world.live(20)
+    assert deleted(world) == ["x-1"]
+    asked = [one.name for one in world.requests("create", "pods") if one.dry_run]
+    assert asked[:2] == ["x-1", "x-0"]
+    assert {*asked} == {"x-1", "x-0"}
+    assert world.message() == "10.0.0.1 belongs to x-1"
 
 
 def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
-    """The server quotes the name of the pod that it was asked about."""
+    """The server quotes the name of the pod that it was asked about; no other is asked about."""
     world = at_rest(milvus(replicas=3))
 
     def reject(request: Request) -> HTTPResponse:
@@ -76,8 +104,8 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
     world.change("x", image="bad")
     world.passes(10)
     assert deleted(world) == []
-    assert rule.hits >= 4, "before the deletion of each, with back-off"
-    assert world.warnings == ["milvus test/x: x-0-check is bad"]
+    assert rule.hits >= 4, "with back-off"
+    assert world.warnings == ["milvus test/x: x-2 is bad"]
     assert all(request.dry_run for request in world.requests("create", "pods"))
     rule.times = 0
     world.change("x", image="good")
@@ -99,6 +127,18 @@ def test_a_roll_passes_a_pod_whose_delete_is_rejected() -> None:
         world.remove("pods", name)
     world.settle()
     assert world.reason() == "Reconciled", "what is no longer to do is forgotten"
+
+
+def test_a_delete_that_was_lost_is_not_refused_by_what_is_said_of_the_next_try() -> None:
+    """It may still take effect; but for a minute only, or the roll would hang."""
+    world = outdated(3)
+    server = world.server
+    server.fault("delete", "pods", "timeout", name="x-2", times=1)
+    server.reject("delete", "pods", 403, "denied", name="x-2")
+    world.run(55)
+    assert {*deleted(world)} == {"x-2"}
+    world.run(90)
+    assert {*deleted(world)} == {"x-2", "x-1"}
 
 
 def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() -> None:

@@ -18,9 +18,10 @@ def test_events_tell_the_story() -> None:
     world.change("x", replicas=3)
     world.settle()
     world.remove("pods", "x-1")
+    world.clock.advance(60)
     world.settle()
     conflict = "pod x-1 already exists and has no controller, so the operator does not touch it"
-    advice = f"if it is a pod of this Milvus, give it the labels {mo.selector_text(milvus())}"
+    advice = f"if it is an orphan of this Milvus, give it the label {mo.selector_of(milvus())}"
     assert [event.partition("; if nobody")[0] for event in world.events()] == [
         "Created: created pods x-0, x-1",
         "Created: created pod x-0",

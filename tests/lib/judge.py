@@ -33,7 +33,8 @@ REQUESTS = {
     "DELETE pods": (r'"preconditions": {[^}]*"uid": "\w', "without a UID"),
     "PATCH milvuses/status": (r'^{"metadata": {[^}]*"resourceVersion": "\w', "without a version"),
     "PATCH pods": (
-        r'^{"metadata": {"ownerReferences": \[[^]]*\], "resourceVersion": "\w+", "uid": "[^"]+"}}$',
+        r'^{"metadata": {"labels": {"zilliz.com/milvus": "[^"]+"}, "ownerReferences": \[[^]]*\], '
+        r'"resourceVersion": "\w+", "uid": "[^"]+"}}$',
         NO_PATCH,
     ),
     "PATCH persistentvolumeclaims": (

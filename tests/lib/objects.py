@@ -36,10 +36,10 @@ def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: 
 
 
 # --- As in the loop ---
-def read(milvus: Obj) -> mo.Spec:
-    """Its spec, or what is wrong with it."""
+def read(milvus: Obj, mine: dict[int, Obj] | None = None) -> mo.Spec:
+    """The spec of a Milvus that has these pods, or what is wrong with it."""
     try:
-        return mo.spec_of(milvus)
+        return mo.spec_of(milvus, mine or {})
     except mo.Invalid as error:
         return mo.Spec(invalid=str(error))
 
@@ -53,7 +53,7 @@ def decided(
     milvus: Obj,
     pods: list[Obj],
     claims: Iterable[Obj] = (),
-    refused: mo.Refused = MappingProxyType({}),
+    refused: mo.Refused = frozenset(),
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
@@ -65,11 +65,12 @@ def new_status(
     pods: list[Obj],
     problems: mo.Problems = MappingProxyType({}),
     claims: Iterable[Obj] = (),
+    lasting: frozenset[str] = frozenset(mo.STALLED),
 ) -> Obj:
-    """The status that is written; `problems` is by ordinal."""
+    """The status that is written; `problems` is by ordinal, and has lasted a while."""
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return mo.status_of(milvus, read(milvus), mine, stored, problems, NOW)
+    return mo.status_of(milvus, read(milvus), mine, stored, problems, lasting, NOW)
 
 
 # --- Pods ---
@@ -84,23 +85,29 @@ OWNERS = {
 METADATA: dict[str, Obj] = {
     "orphan": {"ownerReferences": None},
     "unlabelled": {"labels": None},
-    "unmanaged": {"labels": {mo.MANAGED_BY_LABEL: None}},
-    "unnumbered": {"labels": {mo.POD_INDEX_LABEL: None}},
+    "relabelled": {"labels": {mo.MANAGED_BY_LABEL: "platform", mo.INSTANCE_LABEL: None}},
     "bare": {"annotations": None},
     "old": {"annotations": {mo.TEMPLATE_HASH: "another"}},
     "ending": {"deletionTimestamp": NOW},
 }
-PHASES = {"starting": "Pending", "failed": "Failed", "succeeded": "Succeeded", "silent": "Running"}
+PHASES = {
+    "starting": "Pending",
+    "failed": "Failed",
+    "succeeded": "Succeeded",
+    "silent": "Running",
+    "gated": "Running",
+}
 WORDS = [*OWNERS, *METADATA, *PHASES]
 
 
 def pod(name: str, *words: str, **status: Any) -> Obj:
     """A pod that these words describe; `status` replaces parts of its status. One that has ended
-    still has the condition Ready; one that is silent runs, and its node does not report."""
-    start, _, ordinal = name.rpartition("-")
+    still has the condition Ready; one that is silent runs, and its node does not report; one that
+    is gated runs, and its readiness gate is shut."""
+    start, *_ = name.rpartition("-")
     metadata = new_metadata(name) | {
         "ownerReferences": [OURS],
-        "labels": mo.selector_of(milvus(name=start)) | {mo.POD_INDEX_LABEL: ordinal},
+        "labels": mo.our_label(milvus(name=start)),
         "annotations": {mo.TEMPLATE_HASH: CURRENT},
     }
     phase = "Running"
@@ -110,10 +117,12 @@ def pod(name: str, *words: str, **status: Any) -> Obj:
         metadata = merge(metadata, METADATA.get(word, {}))
         if word in OWNERS:
             metadata["ownerReferences"] = [OWNERS[word]]
-    is_ready = not {"starting", "silent"} & {*words}
+    is_ready = not {"starting", "silent", "gated"} & {*words}
     ready = {"type": "Ready", "status": str(is_ready)}
+    if "gated" in words:
+        ready["reason"] = "ReadinessGatesNotReady"
     found: Obj = {"phase": phase, "conditions": [ready]}
-    if "silent" in words:
+    if {"silent", "gated"} & {*words}:
         found["containerStatuses"] = [{"ready": True, "state": {"running": {}}}]
     return {"metadata": metadata, "status": found | status}
 
