@@ -12,16 +12,23 @@ from urllib3 import HTTPResponse
 import milvus_operator as mo
 from tests.lib.front import ERRORS, Rejected, Request, http_response
 from tests.lib.judge import OTHERS_IMAGE, image_of, is_ready
+from tests.lib.server import merge
 from tests.lib.world import World, milvus, pod
 
 TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of a test run
 NEW = random.Random(TOGETHER).randrange(1_000_000)
 BASE = int(os.environ.get("SEED") or NEW)
 RUNS = int(os.environ.get("RUNS") or 8)
+ROLL = 20  # seconds that a roll takes on its own: three pods, each in a few passes
 
 REFUSED = {"Forbidden": 403, "denied": 500}
 CODES = REFUSED | {"Conflict": 409, "TooManyRequests": 429, "odd": 500, "Timeout": 504}
-CHANGES = ["image", "image", "scale", "scale y", "fail", "crash", "end", "end", *["run"] * 4]
+CHANGES = [
+    *["image", "image", "scale", "scale y", "fail", "crash", "end", "end", *["run"] * 4],
+    *["relabel", "silence", "quota", "stranger", "doom"],
+]
+QUOTA = 'pods "x" is forbidden: exceeded quota: a'
+WELL_KNOWN = (mo.MANAGED_BY_LABEL, mo.INSTANCE_LABEL, mo.NAME_LABEL, mo.POD_INDEX_LABEL)
 
 
 class Run:
@@ -43,7 +50,10 @@ class Run:
         server.when("*", "*", self.interrupt)
         server.when("*", "*", self.fail)
         server.when("*", "*", self.lose, after=True)
+        server.when("create", "pods", self.admit)
         server.when("delete", "pods", self.judge)
+        server.when("patch", "pods", self.judge)
+        self.quota = 99
 
     def make_pass(self) -> None:
         operator = self.dice.choice(self.idle)
@@ -57,11 +67,11 @@ class Run:
             if self.idle:
                 self.make_pass()
 
-    def change(self) -> None:
+    def change(self) -> None:  # noqa: C901
         """Let one thing happen."""
         server = self.server
         pods = self.world.pods()
-        ours = [name for name in pods if name.startswith("x")]
+        ours = [*self.pods_of_x()]
         number = self.dice.randrange(4)
         match self.dice.choice(CHANGES):
             case "image":
@@ -75,11 +85,68 @@ class Run:
             case "crash" if ours:
                 server.set_pod(self.dice.choice(ours))
             case "end":
-                server.finish_deletions()
+                self.end()
             case "run":
-                server.run_pods()
-                for name in ours:
-                    server.set_pod(name, ready=True)
+                self.run()
+            case "relabel" if ours:
+                self.world.patch("pods", self.dice.choice(ours), labels={mo.MILVUS_LABEL: None})
+            case "silence" if ours:
+                is_there = {"containerStatuses": [{"ready": True}]}
+                server.set_pod(self.dice.choice(ours), ready=False, **is_there)
+            case "quota":
+                self.quota = self.dice.choice([3, 99])
+            case "stranger" if f"x-{number}" not in pods:
+                self.world.add(pod(f"x-{number}"))
+            case "stranger" if image_of(self.pod(f"x-{number}")) == OTHERS_IMAGE:
+                self.world.remove("pods", f"x-{number}")
+            case "doom" if self.claims():
+                name = self.dice.choice(self.claims())
+                finalizers = ["kubernetes.io/pvc-protection"]
+                self.world.patch("persistentvolumeclaims", name, finalizers=finalizers)
+                self.world.remove("persistentvolumeclaims", name)
+
+    def run(self) -> None:
+        """All pods run, and nodes that fell silent are back."""
+        self.server.run_pods()
+        for name, one in self.pods_of_x().items():
+            if one["status"]["phase"] == "Running" and not mo.is_ending(one):
+                self.server.set_pod(name, ready=True)
+
+    def end(self) -> None:
+        """What is being deleted ends; a claim only when no pod uses it any more."""
+        self.server.finish_deletions()
+        for name in self.claims():
+            if name.removeprefix("data-") not in self.world.pods():
+                self.world.patch("persistentvolumeclaims", name, finalizers=None)
+        self.server.finish_deletions()
+
+    def admit(self, request: Request) -> HTTPResponse | None:
+        """A policy writes labels that others know, and a quota counts pods, before the API server
+        looks whether the name is taken."""
+        metadata = {"labels": dict.fromkeys(WELL_KNOWN, "platform")}
+        request.body = merge(request.body, {"metadata": metadata})
+        if len(self.world.pods()) < self.quota or request.dry_run:
+            return None
+        return http_response(403, Rejected(403, "Forbidden", QUOTA).status)
+
+    def claims(self) -> list[str]:
+        return [mo.name_of(one) for one in self.server.all_of("persistentvolumeclaims")]
+
+    def pod(self, name: str) -> mo.Obj:
+        return self.server.objects["pods", "test", name]
+
+    def pods_of_x(self) -> dict[str, mo.Obj]:
+        """The pods that x owns, by name; without those that are surplus and have lost our label, which
+        no operator can find."""
+        found = {mo.name_of(pod): pod for pod in self.server.all_of("pods")}
+        return {
+            name: pod
+            for name, pod in found.items()
+            if mo.owns(self.x, pod) and (name in self.desired() or mo.has_our_label(self.x, pod))
+        }
+
+    def desired(self) -> set[str]:
+        return {f"x-{ordinal}" for ordinal in range(self.x["spec"]["replicas"])}
 
     def fail(self, request: Request) -> HTTPResponse | None:
         """Some requests are refused, or get lost on their way."""
@@ -89,9 +156,8 @@ class Run:
         fault = self.dice.choice(self.faults)
         if fault in ERRORS:
             raise ERRORS[fault]()
-        if fault in REFUSED and (request.verb == "delete" or request.dry_run):
-            names = self.world.pods() if request.dry_run else [request.name]
-            self.refused |= {(self.x["metadata"]["generation"], name) for name in names}
+        if fault in REFUSED and request.verb == "delete":
+            self.refused.add((self.x["metadata"]["generation"], request.name))
         message = "a webhook denied the request" if fault == "denied" else "not now"
         return http_response(CODES[fault], Rejected(CODES[fault], fault, message).status)
 
@@ -105,14 +171,23 @@ class Run:
         return self.server.objects["milvuses", "test", "x"]
 
     def judge(self, request: Request) -> None:
-        """One operator replaces a Ready pod of x only if all others are, and no surplus one is."""
+        """Nobody touches the pods of others. One operator replaces a Ready pod of x only if all
+        others are, and no surplus one is."""
         spec = self.x["spec"]
-        there = {mo.name_of(pod): pod for pod in self.server.all_of("pods")}
-        desired = {f"x-{ordinal}" for ordinal in range(spec["replicas"])}
-        ready = {name for name in there if name.startswith("x") and is_ready(there[name])}
-        victim = there[request.name]
+        desired = self.desired()
+        ready = {name for name, pod in self.pods_of_x().items() if is_ready(pod)}
+        if request.key not in self.server.objects:
+            return
+        victim = self.pod(request.name)
         metadata = victim["metadata"]
-        is_meant = metadata | request.body["preconditions"] == metadata
+        meant = request.body.get("preconditions") or {}
+        if request.verb == "patch":
+            meant = mo.pick(request.body["metadata"], ("uid", "resourceVersion"))
+        is_meant = metadata | meant == metadata
+        if is_meant and image_of(victim) == OTHERS_IMAGE:
+            self.harm.append(f"{request.verb} {request.name}, which is somebody else's")
+        if request.verb == "patch":
+            return
         if len(self.operators) == 1 and is_meant and request.name in ready & desired:
             generation = self.x["metadata"]["generation"]
             wrong = {name for name in desired ^ ready if (generation, name) not in self.refused}
@@ -124,13 +199,31 @@ class Run:
             self.change()
             self.make_pass()
             self.world.clock.advance(self.dice.choice([0.5, 1, 5, 40]))
+        self.end_trouble()
+        for _ in range(60 + ROLL):
+            for operator in self.operators:
+                operator.run_pass()
+            self.end()
+            self.run()
+            self.world.clock.advance(1)
+
+    def end_trouble(self) -> None:
+        """Requests succeed, strangers and the quota are gone, and no claim is being deleted: from
+        now on, only the operators act."""
         self.server.rules.clear()
+        names = self.world.pods()
+        strangers = [name for name in names if image_of(self.pod(name)) == OTHERS_IMAGE]
+        doomed = [
+            mo.name_of(one)
+            for one in self.server.all_of("persistentvolumeclaims")
+            if mo.is_ending(one)
+        ]
+        for name in strangers + [name.removeprefix("data-") for name in doomed]:
+            if name in names and name != "y-2":
+                self.world.remove("pods", name)
+        self.end()
         self.world.change("x", image="milvus:last", replicas=3)
         self.world.change("y", replicas=2)
-        for operator in 4 * self.operators:
-            self.world.clock.advance(600)
-            self.world.operator = operator
-            self.world.settle()
 
 
 @pytest.mark.parametrize("replicas", range(1, 4))
@@ -142,8 +235,10 @@ def test_replicas_come_to_the_same_end_and_one_takes_down_one_ready_pod_at_a_tim
     world = run.world
     run.make()
     assert run.harm == []
-    assert world.pods() == ["x-0", "x-1", "x-2", "y-0", "y-1", "y-2"]
-    assert world.images() == ["milvus:last"] * 3 + ["milvus:1"] * 2 + [OTHERS_IMAGE]
+    found = {name: image_of(pod) for name, pod in run.pods_of_x().items()}
+    assert found == dict.fromkeys(["x-0", "x-1", "x-2"], "milvus:last")
+    assert world.pods()[-3:] == ["y-0", "y-1", "y-2"]
+    assert world.images()[-3:] == ["milvus:1", "milvus:1", OTHERS_IMAGE]
     for name in "xy":
         assert world.reason(name, "Ready") == "Ready"
     world.forget()

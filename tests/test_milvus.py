@@ -74,6 +74,17 @@ rows = client.query("moved", filter="id >= 0", output_fields=["count(*)"], consi
 (nearest,) = client.search("moved", [[42, 42, 42, 1.0]], limit=1)
 print(rows[0]["count(*)"], nearest[0]["id"])
 """
+LOGIN = """
+from grpc import RpcError
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+for token in ("", "root:Milvus"):
+    try:
+        MilvusClient("http://localhost:19530", token=token).list_collections()
+        print("served")
+    except (MilvusException, RpcError):
+        print("refused")
+"""
 FLUSH = """
 from pymilvus import Collection, connections
 connections.connect(port="19530")
@@ -105,6 +116,7 @@ class Server:
         self, folder: Path, home: Path, env: dict[str, str], files: dict[str, str]
     ) -> None:
         self.folder, self.home = folder, home
+        self.command = ["milvus", "run", "standalone"]
         (home / "configs").mkdir(parents=True)
         for name in ("milvus.yaml", "glog.conf"):  # from the wheel, as in an image
             shutil.copy(folder / "configs" / name, home / "configs")
@@ -133,8 +145,7 @@ class Server:
         """Start it, and wait until its probe passes."""
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                ["milvus", "run", "standalone"],
-                executable=f"{self.folder}/bin/milvus",
+                self.command,
                 cwd=self.home,
                 env=self.environment,
                 stdout=log,
@@ -169,10 +180,11 @@ def container_of(kube: Kube, operator: mo.Operator, name: str = "x", **spec: Any
 def generated(installed: Path, home: Path, pod: Obj) -> Server:
     """What the kubelet would run for a pod."""
     (container,) = pod["spec"]["containers"]
-    assert container["args"] == ["milvus", "run", "standalone"]
     probe = container["readinessProbe"]["httpGet"]
     assert (probe["port"], probe["path"]) == (9091, "/healthz")
-    return Server(installed, home, kubelet.variables(pod), kubelet.files(pod))
+    server = Server(installed, home, kubelet.variables(pod), kubelet.files(pod))
+    server.command = [*container.get("command", ()), *container["args"]]
+    return server
 
 
 @contextlib.contextmanager
@@ -218,6 +230,28 @@ def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_i
             assert server.run(search) == found, "also after a crash"
         written = {path.name for path in (server.home / "data").iterdir()}
         assert {"etcd", "data", "rdb_data", "rdb_data_meta_kv"} <= written, "all is on the volume"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_settings_reach_the_server_through_a_shell_so_that_a_login_is_asked_for(
+    kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path
+) -> None:
+    """`sh`, by which secrets are injected, drops variables with dots in their names. And `on` is
+    true in Milvus's own file, but not in a variable."""
+    container = {
+        "name": "milvus",
+        "command": ["sh", "-c"],
+        "args": ["[ ! -f /vault/secrets/env ] || . /vault/secrets/env; exec milvus run standalone"],
+    }
+    spec: Obj = {
+        "milvusSpec": "common.security.authorizationEnabled: on",
+        "pod": {"spec": {"containers": [container]}},
+    }
+    pod = container_of(kube, operator, **spec)
+    with running(generated(installed, tmp_path / "server", pod)) as server:
+        said = [line for line in server.run(LOGIN).splitlines() if line in ("refused", "served")]
+        assert said == ["refused", "served"], "without a login, and with that of root"
 
 
 @pytest.mark.slow
