@@ -66,7 +66,7 @@ install: ## install the CRD in the current kubeconfig's cluster
 
 uninstall: ## delete the CRD there, with every Milvus and its pods
 	@echo "This deletes the CRD, and with it every Milvus of the cluster and its pods. Data without spec.storage is lost."
-	@echo "Claims and Services stay. So does the operator: 'make undeploy' deletes it."
+	@echo "Claims stay. So does the operator: 'make undeploy' deletes it."
 	@$(ASK)
 	$(KUBECTL) delete -f crd.yaml --ignore-not-found
 

@@ -58,6 +58,8 @@ from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
 from kubernetes.utils import parse_quantity
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 __version__ = "0.1.0"
 
@@ -78,6 +80,7 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MILVUS_LABEL = f"{GROUP}/milvus"  # finds what is ours; the labels above are for people
+MADE_BY = f"{GROUP}/operator-version"  # annotation: of the operator that made the pod
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
 # Reasons of the conditions. SpecIsText is no failure: Reconciled stays True.
@@ -126,6 +129,7 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_REPLICAS = 1000
+SERVICE = MAX_REPLICAS  # stands for an ordinal where something is not about a pod; it comes last
 PAGE = 80  # objects in a page of a list, at most; pages of 500 would take 29 MiB more
 PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
@@ -338,6 +342,7 @@ FOLDERS = {
 WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
 ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
 LONGEST_PATH = 512
+MOST_PODS = 2  # that a danger takes
 # Parts of a configuration, and the setting without whose value Milvus would not use them.
 PARTS = {
     "minio": ("common.storageType", "remote"),
@@ -560,12 +565,13 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
     if not 0 <= spec.replicas <= MAX_REPLICAS:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    first, second = (new_pod(milvus, spec, ordinal) for ordinal in (0, 1))
+    pod = new_pod(milvus, spec, 0)
     if spec.storage:
         parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
-    for danger in dangers(first, second, spec):
-        if not is_in_use(milvus, spec, mine, danger.pods):
-            raise Invalid(danger.text)
+    if not is_in_use(milvus, spec, mine, MOST_PODS):
+        for danger in dangers(pod, new_pod(milvus, spec, 1), spec):
+            if not is_in_use(milvus, spec, mine, danger.pods):
+                raise Invalid(danger.text)
     return spec
 
 
@@ -607,7 +613,7 @@ def claim_name(milvus: Obj, ordinal: int) -> str:
 
 
 def our_label(milvus: Obj) -> dict[str, str]:
-    """The label that all pods and claims of a Milvus have."""
+    """The label that the pods, the claims and the Service of a Milvus have."""
     return {MILVUS_LABEL: name_of(milvus)}
 
 
@@ -636,12 +642,6 @@ def owner_reference(milvus: Obj) -> Obj:
 def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
-    volume: Obj = {"emptyDir": {}}
-    if spec.storage:
-        volume = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
-    # The file is an annotation of the pod, so that no ConfigMap is needed.
-    etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
-    config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
     generated: Obj = {
         "metadata": {"labels": {}, "annotations": {}},  # so that only mappings are laid over them
         "spec": {
@@ -651,7 +651,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "containers": [new_container(spec.image, spec.settings)],
             "hostname": pod_name(milvus, ordinal),
             "subdomain": name_of(milvus),
-            "volumes": [{"name": "data"} | volume, {"name": CONFIG_VOLUME, "downwardAPI": config}],
+            "volumes": new_volumes(milvus, spec, ordinal),
         },
     }
     if "serviceAccountName" not in (spec.pod.get("spec") or {}):  # to name one asks for its token
@@ -661,7 +661,11 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "name": pod_name(milvus, ordinal),
         "namespace": namespace_of(milvus),
         "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
-        "annotations": {TEMPLATE_HASH: spec.template_hash, ETCD_ANNOTATION: ETCD_CONFIG},
+        "annotations": {
+            TEMPLATE_HASH: spec.template_hash,
+            MADE_BY: __version__,
+            ETCD_ANNOTATION: ETCD_CONFIG,
+        },
         "ownerReferences": [owner_reference(milvus)],
     }
     theirs = pick(merged["metadata"], ("labels", "annotations"))
@@ -671,6 +675,17 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "metadata": overlay(theirs, ours),  # ours wins
         "spec": merged["spec"],
     }
+
+
+def new_volumes(milvus: Obj, spec: Spec, ordinal: int) -> list[Obj]:
+    """One for data, and one for the file of etcd, which is an annotation of the pod, so that no
+    ConfigMap is needed."""
+    data: Obj = {"emptyDir": {}}
+    if spec.storage:
+        data = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
+    etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
+    config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
+    return [{"name": "data"} | data, {"name": CONFIG_VOLUME, "downwardAPI": config}]
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -688,6 +703,22 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "labels": our_label(milvus),
         },
         "spec": wanted | pick(spec.storage, ["storageClassName"]),
+    }
+
+
+def new_service(milvus: Obj) -> Obj:
+    """The headless Service: the name of the Milvus leads to its Ready pods, and x-0.x to one."""
+    ports = [{"name": name, "port": number} for name, number in PORTS.items()]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name_of(milvus),
+            "namespace": namespace_of(milvus),
+            "labels": our_label(milvus),
+            "ownerReferences": [owner_reference(milvus)],
+        },
+        "spec": {"clusterIP": "None", "selector": our_label(milvus), "ports": ports},
     }
 
 
@@ -797,7 +828,8 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
             yield Danger(f"{text} the pod: set spec.storage")
         elif not ends_with_pod and place == of_another and spec.replicas > 1:
             text = "is the same place for all replicas, which would delete each other's data"
-            yield Danger(f"{setting} {text}: set spec.replicas to 1, or give each pod its own", 2)
+            advice = "set spec.replicas to 1, or give each pod its own"
+            yield Danger(f"{setting} {text}: {advice}", MOST_PODS)
 
 
 def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
@@ -908,7 +940,7 @@ STATUS: Key = ("status update", None)
 # in turn, each of its pods would time out.
 ANSWER: Key = ("answer", None)
 Refused = Set[Key]  # what the API server has refused, and what still backs off
-Problems = Mapping[int, Why]  # what has failed, by ordinal
+Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "the template is outdated"
 ORPHANED = "without a controller, but with the label of this Milvus"
@@ -921,8 +953,8 @@ class Action(NamedTuple):
     outdated. A later pass creates what is missing then."""
 
     verb: str
-    ordinal: int
-    obj: Obj  # the pod or the claim, as it is or as it is to be
+    ordinal: int  # or SERVICE
+    obj: Obj  # as it is or as it is to be
     because: str = ""
 
     @property
@@ -974,9 +1006,9 @@ def held_back(spec: Spec, claims: Objs) -> set[int]:
 
 
 def decide(
-    milvus: Obj, spec: Spec, named: Objs, claims: Objs, refused: Refused
+    milvus: Obj, spec: Spec, named: Objs, claims: Objs, lacks_service: bool, refused: Refused
 ) -> Iterator[Action]:
-    """Everything that should be done about the pods and claims with our names. The order matters:
+    """Everything that should be done about the objects with our names. The order matters:
     a failure that would meet all pods alike, such as an exceeded quota, ends what is done in a
     pass. So deletions come before creations, and what can wait comes last."""
     mine = members(milvus, named)
@@ -987,6 +1019,8 @@ def decide(
     for ordinal, claim in sorted(claims.items()):
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
+    if lacks_service:
+        yield Action("expose", SERVICE, new_service(milvus))
 
 
 def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, held: set[int]) -> Iterator[Action]:
@@ -1272,7 +1306,7 @@ class Retries:
     status still follows."""
 
     # Not `create`: a pod that is deleted, however often, is created at once.
-    PACED = ("restart", "replace", "adopt", "claim", "grow")
+    PACED = ("restart", "replace", "adopt", "claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -1456,6 +1490,7 @@ class Lists(NamedTuple):
 
     pods: Any
     claims: Any
+    services: Any  # None: they could not be listed
     milvuses: Any
 
 
@@ -1527,11 +1562,13 @@ class Api:
         self.server = without_secrets(client.configuration.host)
         self.pods = pods(client)
         self.claims = by_gvr(client, "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        self.services = by_gvr(client, "", "v1", "Service", "services")
         self.milvuses = milvuses(client)
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
         self.listings = Lists(
             pods=Listing(self.pods, MILVUS_LABEL, keeps_spec=False),
             claims=Listing(self.claims, MILVUS_LABEL, keeps_spec=True),
+            services=Listing(self.services, MILVUS_LABEL, keeps_spec=False),
             milvuses=Listing(self.milvuses, "", keeps_spec=True),
         )
 
@@ -1723,7 +1760,7 @@ class Outcome(NamedTuple):
     # That one must write it, even if it changes something, too.
     owes_status: bool = False
     due: float = inf  # from when a visit is due though nothing changes; if past, since when
-    versions: Sequence[str] = ()  # of what it has seen
+    versions: Sequence[Any] = ()  # of what it has seen
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -1736,6 +1773,8 @@ class Visit:
     milvus: Obj
     named: Objs  # the pods that have its names
     claims: Objs
+    services: Sequence[Obj]  # the one that has its name, if it is there
+    lacks_service: bool
     last: Outcome  # of the visit before
     began: float = 0.0
     spec: Spec = Spec()
@@ -1748,9 +1787,9 @@ class Visit:
         self.retries = self.last.retries
 
     @property
-    def versions(self) -> Sequence[str]:
-        objects = [self.milvus, *self.named.values(), *self.claims.values()]
-        return [obj["metadata"]["resourceVersion"] for obj in objects]
+    def versions(self) -> Sequence[Any]:
+        objects = [self.milvus, *self.named.values(), *self.claims.values(), *self.services]
+        return [self.lacks_service, *(obj["metadata"]["resourceVersion"] for obj in objects)]
 
     @property
     def is_due(self) -> bool:
@@ -1772,7 +1811,7 @@ class Visit:
         except Exception as error:
             text = unexpected(error)
             if text != self.last.told:
-                log.error("milvus %s: %s", full_name(self.milvus), text)
+                self.log(logging.ERROR, text)
             self.due = self.began + LONGEST_DELAY
             return self.new_outcome(FAILED, text, owes_status=True)
 
@@ -1820,7 +1859,8 @@ class Visit:
             self.spec = Spec(invalid=f"{text}; if not: {unexpected(error)}")
         if self.spec.invalid:
             return []
-        return list(decide(self.milvus, self.spec, self.named, self.claims, refused))
+        seen = self.named, self.claims, self.lacks_service
+        return list(decide(self.milvus, self.spec, *seen, refused))
 
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
@@ -1885,8 +1925,7 @@ class Visit:
         had_failed = self.retries.has_failed(STATUS)
         error = self.attempt(STATUS, self.api.write_status, self.milvus, status)
         if error and not error.is_stale and not had_failed:
-            name = full_name(self.milvus)
-            log.warning("milvus %s: the status update failed: %s", name, error)
+            self.log(logging.WARNING, f"the status update failed: {error}")
         if not error:  # a pass counts it; nothing is said of it, because step 3 is over
             self.changes[Change("Updated", "status")].append(name_of(self.milvus))
         return not error
@@ -1895,7 +1934,11 @@ class Visit:
         """Say something in the log, and in an event after all visits."""
         self.events.append(new_event(self.milvus, reason, note, is_warning))
         level = logging.WARNING if is_warning else logging.INFO
-        log.log(level, "milvus %s: %s%s", full_name(self.milvus), note, self.api.dry_run_note)
+        self.log(level, f"{note}{self.api.dry_run_note}")
+
+    def log(self, level: int, text: str) -> None:
+        about = pick(self.milvus["metadata"], ("namespace", "name"))
+        log.log(level, "milvus %s: %s", full_name(self.milvus), text, extra={"about": about})
 
     def new_outcome(self, state: str, told: str, owes_status: bool) -> Outcome:
         return Outcome(
@@ -1936,14 +1979,21 @@ class Visit:
             self.claim(Action("claim", action.ordinal, claim))
 
     def claim(self, action: Action) -> None:
-        """Create a claim, unless there is one without our label, which is not listed."""
+        self.create_unless_there(self.api.claims, "claim", action)
+
+    def expose(self, action: Action) -> None:
+        self.create_unless_there(self.api.services, "service", action)
+
+    def create_unless_there(self, resource: Resource, kind: str, action: Action) -> None:
+        """Create an object, unless there is one without our label, which is not listed: somebody
+        else has made it, and it is left as it is."""
         try:
-            self.api.create(self.api.claims, action.obj)
+            self.api.create(resource, action.obj)
         except ApiError as error:
             if error.status_reason != "AlreadyExists":
                 raise
             return
-        self.note("Created", "claim", action)
+        self.note("Created", kind, action)
 
     def adopt(self, action: Action) -> None:
         """Set a pod's owner and label. Its Milvus, which was listed later, is not being deleted."""
@@ -2075,8 +2125,8 @@ class Operator:
         return visits
 
     def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists | None:
-        """The lists of a namespace, or of all; nothing at all if one of them fails."""
-        found = []
+        """The lists of a namespace, or of all; nothing at all if one but that of Services fails."""
+        found: list[list[Obj] | None] = []
         for listing in self.api.listings:
             try:
                 found.append(self.api.list_all(namespace, listing))
@@ -2085,7 +2135,9 @@ class Operator:
                 self.api.must_reload |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
-                return None
+                if listing.resource != self.api.services:
+                    return None
+                found.append(None)  # pods and claims go on without
         return Lists(*found)
 
     def outage(self, namespace: str | None, listing: Listing, error: ApiError) -> tuple[str, str]:
@@ -2107,6 +2159,7 @@ class Operator:
         forgotten; a new spec is due now."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
+        services_of = {full_name(service): [service] for service in lists.services or []}
         last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
         }
@@ -2117,6 +2170,8 @@ class Operator:
                 milvus=milvus,
                 named=pods_of[full_name(milvus)],
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
+                services=services_of.get(full_name(milvus), ()),
+                lacks_service=lists.services is not None and full_name(milvus) not in services_of,
                 last=last.get(spec_version(milvus)) or Outcome(Retries(self.tries_once), due=now),
             )
             for milvus in lists.milvuses
@@ -2319,6 +2374,24 @@ class Health(metrics.MetricsHandler):
         self.wfile.write(f"{self.responses[code][0]}\n".encode())
 
 
+class Milvuses(Collector):
+    """A metric with a sample for each Milvus, made when somebody asks."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+
+    def collect(self) -> Iterator[metrics.Metric]:
+        found = GaugeMetricFamily(
+            "milvus_operator_milvus_state",
+            "Each Milvus resource, with its state",
+            labels=["namespace", "name", "state"],
+        )
+        for visit in self.operator.all_visits():
+            milvus = visit.milvus
+            found.add_metric([namespace_of(milvus), name_of(milvus), visit.outcome.state], 1)
+        yield found
+
+
 class HealthServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects is not worth a log line."""
@@ -2328,6 +2401,9 @@ def start_health_server(operator: Operator, port: int) -> None:
     """Serve Health until the process ends: in a pod on all addresses, else on localhost. Raises
     Unusable."""
     Health.operator = operator
+    Health.registry = metrics.CollectorRegistry()
+    Health.registry.register(metrics.REGISTRY)
+    Health.registry.register(Milvuses(operator))
     address = "127.0.0.1"
     if IN_POD in os.environ:
         address = ""
@@ -2357,13 +2433,13 @@ def text_line(record: logging.LogRecord) -> str:
 
 
 def json_line(record: logging.LogRecord) -> str:
-    return json.dumps(
-        {
-            "timestamp": timestamp("milliseconds"),
-            "level": record.levelname,
-            "message": record.getMessage(),
-        }
-    )
+    """A line about a Milvus has its namespace and name as fields."""
+    fields = {
+        "timestamp": timestamp("milliseconds"),
+        "level": record.levelname,
+        "message": record.getMessage(),
+    }
+    return json.dumps(fields | getattr(record, "about", {}))
 
 
 def start_log(verbose: bool, log_format: str) -> None:

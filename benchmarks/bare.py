@@ -34,6 +34,7 @@ PODS = "api/v1/namespaces/{}/pods"
 LISTED = (
     f"{PODS}?labelSelector={mo.MILVUS_LABEL}&",
     f"api/v1/namespaces/{{}}/persistentvolumeclaims?labelSelector={mo.MILVUS_LABEL}&",
+    f"api/v1/namespaces/{{}}/services?labelSelector={mo.MILVUS_LABEL}&",
     f"{MILVUSES}?",
 )
 WITHOUT_LIMITS = f"""

@@ -429,7 +429,7 @@ def test_what_the_server_says_is_told_apart_from_a_users_words(response: str, me
     world = World(created("x"))
     code, _, message = response.partition(" ")
     world.server.reject("create", "pods", int(code), message)
-    world.passes()
+    world.passes(2)
     assert " ".join(message.split())[:900] in world.message()
     assert world.reason() == meaning
     assert world.operator.outages == {}

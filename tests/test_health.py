@@ -74,6 +74,24 @@ def test_metrics_count_passes_and_milvus() -> None:
         assert f'\nmilvus_operator_milvuses{{state="{state}"}} 1.0\n' in shown
 
 
+def test_each_milvus_has_a_sample_with_its_state_as_long_as_it_is_there() -> None:
+    world = at_rest(milvus("x"), milvus("bad", milvusSpec="proxy.port: 1"))
+    port = serve(world)
+
+    def samples() -> list[str]:
+        lines = http_get(port, "/metrics")[1].splitlines()
+        return [line for line in lines if line.startswith("milvus_operator_milvus_state{")]
+
+    assert samples() == [
+        'milvus_operator_milvus_state{name="bad",namespace="test",state="failed"} 1.0',
+        'milvus_operator_milvus_state{name="x",namespace="test",state="ready"} 1.0',
+    ]
+    world.remove("milvuses", "x")
+    world.server.set_pod("x-0", ready=False)
+    world.passes()
+    assert len(samples()) == 1
+
+
 def test_without_file_handles_it_goes_on(kube: Kube, command: Start) -> None:
     """Meanwhile, what needs a new connection or a file fails with a line."""
     process = command("--interval", "0.5", "-v")

@@ -8,10 +8,10 @@ import cel
 import pytest
 import yaml
 from lupa import lua51  # type: ignore[import-untyped]
-from prometheus_client import generate_latest
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Obj, rest, settle
+from local.controlplane import free_ports
+from tests.lib.kit import TOP, Kube, Obj, http_get, rest, settle
 from tests.lib.objects import by_kind, milvus, new_status, pods
 from tests.lib.world import World
 from tests.lib.world import milvus as created
@@ -105,14 +105,20 @@ def test_the_pod_monitor_finds_the_operator() -> None:
 
 
 def test_the_alerts_use_only_metrics_that_exist() -> None:
-    World(created()).passes()
-    shown = generate_latest().decode()
+    world = World(created(), created("bad", milvusSpec="proxy.port: 1"))
+    world.passes(3)
+    world.server.set_pod("x-0")
+    world.passes(2)
+    port = free_ports(1)[0]
+    mo.start_health_server(world.operator, port)
+    shown = http_get(port, "/metrics")[1]
     (group,) = RULES["spec"]["groups"]
     for alert in group["rules"]:
-        used = re.findall(r"milvus_\w+(?:{.*?})?", alert["expr"])
+        used = re.findall(r"(milvus_\w+)({.*?})?", alert["expr"])
         assert used, alert["alert"]
-        for metric in used:
-            assert f"\n{metric} " in shown
+        for metric, labels in used:
+            sample = f"\\n{metric}{{[^}}]*{labels.strip('{}')}[^}}]*}} "
+            assert re.search(sample, shown), metric
 
 
 def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their_dashboards() -> (
@@ -123,7 +129,7 @@ def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their
     monitor, rules = yaml.safe_load_all((TOP / "samples/monitoring-databases.yaml").read_text())
     spec = monitor["spec"]
     labels = made["metadata"]["labels"]
-    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert spec["selector"] == EVERY_MILVUS
     assert {*spec["podTargetLabels"]} <= labels.keys()
     (endpoint,) = spec["podMetricsEndpoints"]
     (container,) = made["spec"]["containers"]
@@ -137,6 +143,7 @@ def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their
 
 
 # --- The samples ---
+EVERY_MILVUS = {"matchExpressions": [{"key": mo.MILVUS_LABEL, "operator": "Exists"}]}
 SAMPLES = ("sample", "samples/minimal", "samples/production", "samples/tls")
 
 
@@ -152,10 +159,7 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: str) 
     rest(operator, kube, f"{name}-0")
     assert kube.condition("Ready", name)["status"] == "True"
     kube.kubectl("delete", "pv", kube.ns, "--wait=false")
-    if service := found.get("Service"):
-        assert mo.name_of(service) == name, "it is a part of the pods' DNS names"
-        assert service["spec"]["clusterIP"] == "None"
-        assert service["spec"]["selector"] == mo.our_label(found["Milvus"])
+    assert "Service" not in found, "the operator makes it"
 
 
 def test_the_sample_for_production_selects_its_pods() -> None:
@@ -164,9 +168,9 @@ def test_the_sample_for_production_selects_its_pods() -> None:
     x = found["Milvus"]
     (spread,) = x["spec"]["pod"]["spec"]["topologySpreadConstraints"]
     policy = found["NetworkPolicy"]["spec"]
-    selectors = (budget["selector"], spread["labelSelector"], policy["podSelector"])
-    for selector in selectors:
+    for selector in (budget["selector"], spread["labelSelector"]):
         assert selector == {"matchLabels": mo.our_label(x)}
+    assert policy["podSelector"] == EVERY_MILVUS, "also one that is restored under another name"
     clients, prometheus = policy["ingress"]
     assert [one["port"] for one in clients["ports"]] == [mo.PORTS["milvus"]]
     assert [one["port"] for one in prometheus["ports"]] == [mo.PORTS["metrics"]]
@@ -176,17 +180,19 @@ def test_the_sample_for_production_selects_its_pods() -> None:
 def test_a_claim_with_the_data_of_a_snapshot_is_accepted_and_used(
     kube: Kube, operator: mo.Operator
 ) -> None:
-    snapshot, claim = yaml.safe_load_all((TOP / "samples/snapshot.yaml").read_text())
-    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(claim))
-    before = kube.kubectl("get", "pvc", "data-restored-0", "-o=jsonpath={.metadata.uid}")
-    kube.create("restored", storage={"size": "100Gi"})
+    snapshot = yaml.safe_load((TOP / "samples/snapshot.yaml").read_text())
+    claim = yaml.safe_load((TOP / "samples/restore.yaml").read_text())
+    kube.kubectl("apply", "-f", str(TOP / "samples/restore.yaml"))
+    before = kube.kubectl("get", "pvc", "data-vectors-0", "-o=jsonpath={.metadata.uid}")
+    kube.create("vectors", storage={"size": "100Gi"})
     settle(operator)
-    (volume, _) = kube.all_pods()["restored-0"]["spec"]["volumes"][:2]
+    (volume, _) = kube.all_pods()["vectors-0"]["spec"]["volumes"][:2]
     assert volume["persistentVolumeClaim"]["claimName"] == mo.name_of(claim)
     assert kube.kubectl("get", "pvc", "-o=jsonpath={.items[*].metadata.uid}") == before
-    assert claim["spec"]["dataSource"]["name"] == mo.name_of(snapshot)
+    start = snapshot["metadata"]["generateName"]
+    assert claim["spec"]["dataSource"]["name"].startswith(start)
     source = snapshot["spec"]["source"]["persistentVolumeClaimName"]
-    assert source == mo.claim_name(milvus(name="vectors"), 0)
+    assert source == mo.claim_name(milvus(name="vectors"), 0) == mo.name_of(claim)
 
 
 def test_sample_yaml_is_the_original_example() -> None:

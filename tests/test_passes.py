@@ -34,7 +34,7 @@ def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() 
     world = at_rest(*several, bad)
     world.passes()
     resources = [request.resource for request in world.server.journal]
-    assert resources == ["pods", "persistentvolumeclaims", "milvuses"]
+    assert resources == ["pods", "persistentvolumeclaims", "services", "milvuses"]
     world.server.set_pod("x-1", ready=False)
     world.passes()
     assert world.status("x")["readyReplicas"] == 1

@@ -40,7 +40,7 @@ def test_the_pod_at_a_glance() -> None:
             app.kubernetes.io/name: milvus, app.kubernetes.io/instance: x,
             app.kubernetes.io/managed-by: milvus-polling-operator,
             apps.kubernetes.io/pod-index: "7", team: search}}
-          annotations: {{zilliz.com/template-hash: "c83cd8ef621da431",
+          annotations: {{zilliz.com/operator-version: {mo.__version__}, zilliz.com/template-hash: "c83cd8ef621da431",
             zilliz.com/etcd-config: {mo.ETCD_CONFIG!r}}}
           ownerReferences: [{{apiVersion: zilliz.com/v1, kind: Milvus, name: x, uid: uid-of-x,
             controller: true, blockOwnerDeletion: true}}]

@@ -42,10 +42,10 @@ def test_a_password_in_the_url_is_sent_to_the_proxy(
         url = f"http://{written}@127.0.0.1:{proxy.server_port}"
         file = write_kubeconfig(tmp_path / "a", "http://api.example", proxy_url=url)
         lists(file)  # it can write no status: this proxy only reads
-        assert len(proxy.passed) == 3
+        assert len(proxy.passed) == 4
         wrong = url.replace("HUNTER2", "HUNTER2x")
         assert not lists(write_kubeconfig(tmp_path / "b", "http://api.example", proxy_url=wrong))
-        assert len(proxy.passed) == 3
+        assert len(proxy.passed) == 4
         proxy.shutdown()
         proxy.server_close()
 

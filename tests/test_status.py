@@ -7,6 +7,7 @@ from tests.lib.world import World, at_rest, metric, milvus, pod
 
 def test_events_tell_the_story() -> None:
     world = at_rest(milvus("x", replicas=2))
+    assert world.events() == ["Created: created pods x-0, x-1", "Created: created service x"]
     world.remove("pods", "x-0")
     world.settle()
     for change in ({"replicas": 1}, {"image": "milvus:2"}):
@@ -24,6 +25,7 @@ def test_events_tell_the_story() -> None:
     advice = f"if it is an orphan of this Milvus, give it the label {mo.selector_of(milvus())}"
     assert [event.partition("; if nobody")[0] for event in world.events()] == [
         "Created: created pods x-0, x-1",
+        "Created: created service x",
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",
         "Deleted: deleted pod x-0: the template is outdated",
@@ -49,7 +51,7 @@ def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     assert not world.operator.run_once()
     assert world.writes() == before
     reasons = [event.partition(":")[0] for event in world.events()]
-    assert sorted(reasons) == ["Created", "Invalid", "SpecIsText"]
+    assert sorted(reasons) == ["Created", "Created", "Invalid", "SpecIsText"]
     statuses = sorted(world.names("patch", "milvuses/status"))
     assert statuses == ["bad", "x"], "one each, and only when the pods are made"
     assert sum("spec.milvusSpec" in line for line in world.log) == 2
@@ -90,6 +92,6 @@ def test_a_new_milvus_gets_neither_the_status_nor_the_problem_of_an_earlier_one(
     world.passes()
     assert world.status("x") == {"observedGeneration": -1}
     world.forget()
-    world.passes()
+    world.passes(2)
     assert world.warnings == []
     assert world.reason(kind="Ready") == "Ready"

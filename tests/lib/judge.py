@@ -29,6 +29,7 @@ NO_PATCH = "no patch may change this"
 REQUESTS = {
     "POST pods": (OWNED, "without an owner"),
     "POST persistentvolumeclaims": ("^(?!.*ownerReferences)", "it would be deleted with its owner"),
+    "POST services": (OWNED, "without an owner"),
     "POST events": ("", ""),
     "DELETE pods": (r'"preconditions": {[^}]*"uid": "\w', "without a UID"),
     "PATCH milvuses/status": (r'^{"metadata": {[^}]*"resourceVersion": "\w', "without a version"),

@@ -54,10 +54,11 @@ def decided(
     pods: list[Obj],
     claims: Iterable[Obj] = (),
     refused: mo.Refused = frozenset(),
+    lacks_service: bool = False,
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return [*mo.decide(milvus, read(milvus), mine, stored, refused)]
+    return [*mo.decide(milvus, read(milvus), mine, stored, lacks_service, refused)]
 
 
 def new_status(

@@ -20,6 +20,7 @@ ADDED: dict[str, Obj] = {
     "milvuses": {"spec": {"replicas": 1}, "status": {"observedGeneration": -1}},
     "pods": {"status": {"phase": "Pending"}},
     "persistentvolumeclaims": {"status": {"phase": "Pending"}},
+    "services": {},
     "events": {},
 }
 
