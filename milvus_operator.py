@@ -44,6 +44,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
 from typing import Any, NamedTuple
@@ -223,8 +224,9 @@ def is_ready(pod: Obj) -> bool:
 
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node fell silent: then the node
-    controller sets the condition to False, but leaves the containers ready. So does a kubelet that
-    waits for a readiness gate of the owner; it says so. A pod that is ending serves nobody new."""
+    controller sets the condition to False, but leaves the containers ready. A kubelet that waits
+    for a readiness gate does the same, but gives a reason; such a pod serves nobody. Nor does one
+    that is ending."""
     if is_ending(pod) or is_finished(pod):
         return False
     containers = pod["status"].get("containerStatuses") or []
@@ -356,7 +358,7 @@ PARTS = {
 MAX_EVENTS = 2000
 FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `canonical` writes them
 MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
-# Words of YAML 1.1 that only Milvus's file may use, and what Milvus reads in a variable.
+# What Milvus's own file may say for true and false, and the word that a variable needs instead.
 YAML_WORDS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}
 # What the name of an environment variable may contain: from space to ~, but not =.
 VARIABLE = re.compile("[ -<>-~]{1,256}")
@@ -408,12 +410,17 @@ def canonical(name: str) -> str:
     that compares settings uses this: the search for duplicates and for fixed settings, the
     defaults that a user replaces, in milvusSpec (`environment`) or in an overlay (`identity`), and
     the tables above."""
-    return re.sub("[_./]", "", MILVUS_PREFIX.sub("", name)).lower()
+    return re.sub("[_./]", "", bare(name)).lower()
+
+
+def bare(name: str) -> str:
+    """The name without the prefixes that Milvus drops."""
+    return MILVUS_PREFIX.sub("", name)
 
 
 def shell_name(name: str) -> str:
     """The environment variable of this setting that every shell hands on."""
-    return re.sub("[./]", "_", MILVUS_PREFIX.sub("", name)).upper()
+    return re.sub("[./]", "_", bare(name)).upper()
 
 
 def dotted_name(name: str) -> str:
@@ -424,7 +431,7 @@ def dotted_name(name: str) -> str:
 
 
 def is_case_sensitive(name: str) -> bool:
-    return MILVUS_PREFIX.sub("", name).startswith("knowhere.")
+    return bare(name).startswith("knowhere.")
 
 
 # --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
@@ -553,7 +560,10 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
     if not is_mapping and re.search("[:=]", text):  # but this looks like settings
         raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
     settings = settings_of(events) if is_mapping else {}
-    over = without_empty(pick(fields.get("pod") or {}, ("metadata", "spec")))
+    over = fields.get("pod") or {}
+    if not isinstance(over, dict):
+        raise Invalid("spec.pod must be a mapping")
+    over = without_empty(pick(over, ("metadata", "spec")))
     spec = Spec(
         **pick(fields, ("image", "replicas", "storage")),
         pod=over,
@@ -562,7 +572,7 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
         updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
         template_hash=fingerprint(fields.get("image"), settings, over),
     )
-    if not 0 <= spec.replicas <= MAX_REPLICAS:
+    if spec.replicas not in range(MAX_REPLICAS + 1):
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
     pod = new_pod(milvus, spec, 0)
@@ -576,7 +586,8 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
 
 
 def without_empty(over: Obj) -> Obj:
-    """An overlay without its empty mappings, which change nothing. Those in lists may."""
+    """An overlay without its empty mappings, which change nothing. Those inside a list are kept:
+    there, they may mean something."""
     kept = {key: without_empty(v) if isinstance(v, dict) else v for key, v in over.items()}
     return {key: value for key, value in kept.items() if value != {}}
 
@@ -586,7 +597,7 @@ def fingerprint(image: Any, settings: Mapping[str, str], over: Obj) -> str:
     replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
     the operator replaces no pods. One more field here would replace those of all who use it."""
     meant = {
-        name if is_case_sensitive(name) else canonical(name): value
+        bare(name) if is_case_sensitive(name) else canonical(name): value
         for name, value in settings.items()
     }
     template = {"image": image, "settings": meant, "pod": over}
@@ -645,6 +656,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     generated: Obj = {
         "metadata": {"labels": {}, "annotations": {}},  # so that only mappings are laid over them
         "spec": {
+            "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
             "terminationGracePeriodSeconds": 60,
             "securityContext": {"fsGroup": FS_GROUP},
@@ -654,9 +666,10 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "volumes": new_volumes(milvus, spec, ordinal),
         },
     }
-    if "serviceAccountName" not in (spec.pod.get("spec") or {}):  # to name one asks for its token
-        generated["spec"]["automountServiceAccountToken"] = False
     merged = overlay(generated, spec.pod, "spec.pod")  # the user's wins
+    theirs = spec.pod.get("spec", {})
+    if "serviceAccountName" in theirs and "automountServiceAccountToken" not in theirs:
+        del merged["spec"]["automountServiceAccountToken"]  # to name one is to ask for its token
     ours = {
         "name": pod_name(milvus, ordinal),
         "namespace": namespace_of(milvus),
@@ -668,11 +681,10 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         },
         "ownerReferences": [owner_reference(milvus)],
     }
-    theirs = pick(merged["metadata"], ("labels", "annotations"))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": overlay(theirs, ours),  # ours wins
+        "metadata": overlay(pick(merged["metadata"], ("labels", "annotations")), ours),  # ours wins
         "spec": merged["spec"],
     }
 
@@ -778,7 +790,7 @@ def overlay_list(base: list[Obj], over: list[Any], path: str) -> list[Any]:
         is_whole = list_name in WHOLE
         covered = below.get(name, {})
         merged.append(item if is_whole else overlay(covered, item, f"{path}[{number}]"))
-    # Two of our variables may be of one setting.
+    # A setting may have two variables, and one name replaces both.
     kept = [item for item in base if identity(list_name, item) not in named]
     return kept + merged
 
@@ -817,24 +829,24 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
     is_bucket = any(one.what == "vectors" and one.setting not in FOLDERS for one in places)
     for place, of_another in zip(places, places_of(another), strict=False):
         setting = place.setting
-        ends_with_pod = place.source.keys() & {"emptyDir", "ephemeral"}
+        ends_with_pod = place.source.keys() & {"emptyDir", "ephemeral", "csi"}
         if not place.source:
             yield Danger(f"{setting} is not on a volume of the pod: its data would be lost")
         elif ends_with_pod and spec.storage:
             text = "is on a volume that ends with the pod, although spec.storage is set"
             yield Danger(f"{setting} {text}: mount another volume there, or leave spec.storage out")
         elif ends_with_pod and place.what == "metadata" and is_bucket:
-            text = "the vectors are in object storage, but etcd, which lists them, would end with"
-            yield Danger(f"{text} the pod: set spec.storage")
+            text = "the vectors are in object storage, but etcd, which lists them, would be lost"
+            yield Danger(f"{text} with the pod: set spec.storage")
         elif not ends_with_pod and place == of_another and spec.replicas > 1:
-            text = "is the same place for all replicas, which would delete each other's data"
+            text = "is the same place for all replicas; they would delete each other's data"
             advice = "set spec.replicas to 1, or give each pod its own"
             yield Danger(f"{setting} {text}: {advice}", MOST_PODS)
 
 
 def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
-    """Parts of a configuration that are named and have no effect: its owner would think that the
-    data lies there. If the owner has made that decision, nothing is asked."""
+    """Parts of a configuration that are named and have no effect: the owner may believe that the
+    data lies there. Nothing is asked of an owner who wrote the deciding setting."""
     variables = server_of(spec.pod).get("env") or []
     theirs = {canonical(name) for name in spec.settings}
     theirs |= {identity("env", item) for item in variables}
@@ -901,7 +913,7 @@ def value_at(obj: Any, *keys: str) -> Any:
 
 def expand(text: Any, variables: Mapping[str, str]) -> str:
     """As Kubernetes does it: $(NAME) is the value of that variable, if there is one, and $$ is one
-    $. Only the start of what is longer than any path: variables that repeat variables grow fast."""
+    $. Cut at LONGEST_PATH: variables that repeat variables would grow without bound."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -912,28 +924,29 @@ def expand(text: Any, variables: Mapping[str, str]) -> str:
 def on_volume(path: str, variables: Mapping[str, str], pod: Obj) -> tuple[Obj, str]:
     """The source of the volume that this path of the container is on, and the path there."""
     server = server_of(pod)
-    path = posixpath.normpath(posixpath.join(str(server.get("workingDir") or WORKDIR), path))
-    mounts = {
-        str(one.get("mountPath")).rstrip("/"): one for one in server.get("volumeMounts") or []
-    }
+    path = normal(posixpath.join(str(server.get("workingDir") or WORKDIR), path))
+    mounts = {normal(str(one.get("mountPath"))): one for one in server.get("volumeMounts") or []}
+    volumes = {str(one.get("name")): one for one in pod["spec"].get("volumes") or []}
     above = [folder for folder in mounts if f"{path}/".startswith(f"{folder}/")]
-    if not above:
+    folder = max(above, key=len, default="")
+    mount = mounts.get(folder, {})
+    volume = volumes.get(str(mount.get("name")))
+    if not volume:
         return {}, ""
-    folder = max(above, key=len)
-    mount = mounts[folder]
+    source = {key: value for key, value in volume.items() if key != "name"} or {"emptyDir": {}}
     inside = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
-    for volume in pod["spec"].get("volumes") or []:
-        if volume.get("name") == mount.get("name"):
-            source = {key: value for key, value in volume.items() if key != "name"}
-            within = posixpath.normpath(f"/{inside}/{path.removeprefix(folder)}")
-            return source or {"emptyDir": {}}, within
-    return {}, ""
+    return source, normal(f"{inside}/{path.removeprefix(folder)}")
+
+
+def normal(path: str) -> str:
+    """An absolute path in its shortest form; the root is empty."""
+    return posixpath.normpath("/" + path.lstrip("/")).rstrip("/")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-# What may back off: a verb and the ordinal that it is about; or one of two that are about no single
-# pod. A verb has either always an ordinal or never one, so keys can be sorted.
+# What may back off: a verb with an ordinal; or STATUS or ANSWER, which have none. A verb always has
+# one, or never, so keys can be sorted.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
@@ -1032,6 +1045,8 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, held: set[int]) -> It
             yield Action("adopt", ordinal, pod, ORPHANED)
         elif ordinal not in mine:
             continue  # where it is in the way, a create fails and tells whose it is
+        elif not has_our_label(milvus, pod):  # but another value of it
+            yield Action("adopt", ordinal, pod, UNLABELLED)
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif is_finished(pod) and ordinal not in held:
@@ -1289,7 +1304,7 @@ class Retry(NamedTuple):
     tried: float  # when
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
-    since: float = 0  # when it began to fail
+    since: float = 0  # when it began to fail for this reason
     lost: float = -inf  # when a try was last lost
     is_refused: bool = False  # and no try that was lost can still take effect
 
@@ -1299,7 +1314,7 @@ class Retry(NamedTuple):
 
 
 class Retries:
-    """What a Milvus is remembered by. It is told the time, in seconds. To lose it costs one more
+    """What is remembered of a Milvus. Callers pass the time, in seconds. Losing it costs one more
     try.
 
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
@@ -1319,7 +1334,8 @@ class Retries:
         self, key: Key, now: float, problem: Why, is_refused: bool = False, is_lost: bool = False
     ) -> None:
         last = self.last.get(key)
-        since = last.since if last and last.problem else now
+        is_same = last and last.problem and last.problem.reason == problem.reason
+        since = last.since if last and is_same else now
         lost = last.lost if last else -inf
         if is_lost:
             lost = now
@@ -1409,7 +1425,7 @@ class ApiError(Exception):
     status_reason: str = ""  # the `reason` of the server's Status object
     is_stale: bool = False  # no failure: the next pass, with new lists, does it or knows better
     is_lost: bool = False  # no usable answer, or "later": a write may still take effect
-    is_of_dry_run: bool = False  # the write itself was not sent
+    is_refused: bool = False  # the API server has said no to the write itself
 
     def __str__(self) -> str:
         return self.why.message
@@ -1419,11 +1435,6 @@ class ApiError(Exception):
         """Whether the same request for another pod of the Milvus would fail, too. Invalid
         does not count, because it may be about this one pod."""
         return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the API server has said no to the write itself."""
-        return not (self.is_lost or self.is_of_dry_run)
 
 
 QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
@@ -1457,13 +1468,14 @@ def rejection(error: ApiException) -> ApiError:
         reason = QUOTA_EXCEEDED
     # InternalError is an answer: the API server sends it when a webhook that it had to ask has
     # failed, before it writes. (If it came after a delete, `roll` could take down a second pod.)
-    is_failure = code >= 500 and status_reason != "InternalError"
+    is_lost = code == 429 or (code >= 500 and status_reason != "InternalError")
     return ApiError(
         why=Why(reason, message),
         code=code,
         status_reason=status_reason,
         is_stale=is_stale,
-        is_lost=code == 429 or is_failure,
+        is_lost=is_lost,
+        is_refused=not is_lost,
     )
 
 
@@ -1693,7 +1705,7 @@ class Api:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
             if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
-                raise replace(error, is_of_dry_run=True) from None
+                raise replace(error, is_refused=False) from None
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
@@ -1759,7 +1771,8 @@ class Outcome(NamedTuple):
     # A visit that changes something leaves the status to the next one, whose lists show the effect.
     # That one must write it, even if it changes something, too.
     owes_status: bool = False
-    due: float = inf  # from when a visit is due though nothing changes; if past, since when
+    # When a visit is due though nothing changes. If that is past, it has been waiting since then.
+    due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
@@ -1785,6 +1798,10 @@ class Visit:
     def __post_init__(self) -> None:
         self.outcome = self.last  # until this visit has been made
         self.retries = self.last.retries
+
+    @cached_property
+    def mine(self) -> Objs:
+        return members(self.milvus, self.named)
 
     @property
     def versions(self) -> Sequence[Any]:
@@ -1817,8 +1834,8 @@ class Visit:
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
-        # 1. Decide what to do, and forget what is no longer to do. This and step 2 go by one time:
-        #    if a back-off ended in between, what `roll` has decided would no longer hold.
+        # 1. Decide what to do, and forget what is no longer to do. Steps 1 and 2 use the same
+        #    `now`: if a back-off ended in between, what `roll` has decided would no longer hold.
         now = self.began
         actions = self.plan(self.retries.refused(now))
         self.retries.keep_only(self.keys(actions), now)
@@ -1851,12 +1868,12 @@ class Visit:
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
-            self.spec = spec_of(self.milvus, members(self.milvus, self.named))
+            self.spec = spec_of(self.milvus, self.mine)
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
-            self.spec = Spec(invalid=f"{text}; if not: {unexpected(error)}")
+            self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
         if self.spec.invalid:
             return []
         seen = self.named, self.claims, self.lacks_service
@@ -1865,8 +1882,7 @@ class Visit:
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
-        mine = members(self.milvus, self.named)
-        turns = {("replace", o) for o, pod in mine.items() if is_outdated(pod, self.spec)}
+        turns = {("replace", o) for o, pod in self.mine.items() if is_outdated(pod, self.spec)}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
@@ -1959,6 +1975,9 @@ class Visit:
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
+        adoption: Key = ("adopt", action.ordinal)
+        if self.retries.waits(adoption, self.began):
+            return
         try:
             self.api.create(self.api.pods, action.obj)
         except ApiError as error:
@@ -1970,6 +1989,7 @@ class Visit:
                 raise
             if owns(self.milvus, taken) and not has_our_label(self.milvus, taken):
                 self.adopt(Action("adopt", action.ordinal, taken, UNLABELLED))
+                self.retries.succeeded(adoption, self.began)  # something may remove it again
                 return
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
         self.note("Created", "pod", action)

@@ -26,6 +26,7 @@ ACTIONS = {
     "1: x-0, x-1 of-web, x-2 of-y": "",
     "1: x-0 relabelled": "",
     "1: x-0 old relabelled, x-1 relabelled": "delete x-1",
+    "1: x-0 stolen": "adopt x-0",
     "1: x-1 orphan old, x-0 orphan relabelled": "adopt x-0, adopt x-1",
     "2: x-0 loose, x-1 earlier": "adopt x-0, create x-1",
     "2: x-0 orphan unlabelled, x-1 orphan ending": "create x-0",
@@ -164,6 +165,10 @@ def test_pods_in_another_namespace_are_not_ours() -> None:
         ({"metadata": milvus()["metadata"]}, "the spec is missing"),
         (milvus(-1), "spec.replicas must"),
         (milvus(1001), "spec.replicas must"),
+        (milvus(1.5), "spec.replicas must"),
+        (milvus("3"), "spec.replicas must"),
+        (milvus(1, pod=7), "spec.pod must be a mapping"),
+        (milvus(1, pod={"spec": 5}), "spec.pod.spec must be a mapping"),
         (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 2: it is not valid YAML"),  # its end
     ],
 )
@@ -173,7 +178,7 @@ def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
     assert found["Ready"] == found["Reconciled"] == found["Stalled"].replace("True", "False")
 
 
-@pytest.mark.parametrize("wrong", [{"replicas": "3"}, {"pod": 7}])
+@pytest.mark.parametrize("wrong", [{"image": [], "milvusSpec": 7}, {"updateStrategy": 7}])
 def test_a_field_of_the_wrong_type_is_invalid_under_an_older_crd(wrong: Any) -> None:
     world = World(created("x") | {"spec": wrong}, created("y"))
     world.settle()

@@ -77,6 +77,19 @@ def test_a_pod_of_ours_that_lost_its_label_gets_it_back_and_is_not_replaced(
     assert world.reason() == "Reconciled"
 
 
+def test_a_label_that_something_removes_again_is_given_back_ever_more_rarely() -> None:
+    world = at_rest(milvus())
+    for _ in range(60):
+        world.patch("pods", "x-0", labels={mo.MILVUS_LABEL: None})
+        world.passes()
+    assert 4 <= len(world.requests("patch", "pods")) <= 8
+    world.clock.advance(60)
+    world.patch("pods", "x-0", labels={mo.MILVUS_LABEL: "y"})
+    world.settle()
+    (pod,) = world.server.all_of("pods")
+    assert pod["metadata"]["labels"][mo.MILVUS_LABEL] == "x"
+
+
 def test_a_roll_waits_for_a_pod_that_lost_its_label() -> None:
     world = at_rest(milvus(replicas=2))
     world.patch("pods", "x-0", labels={mo.MILVUS_LABEL: None})

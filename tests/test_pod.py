@@ -400,8 +400,9 @@ UNSAFE = {
     "settings: {rocksmq.path: /q/a}}": f"rocksmq.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, emptyDir: {}}]}": f"etcd.data.dir {ENDS}",
     # The vectors stay, and what lists them ends.
-    f"settings: {{{BUCKET}}}": "etcd, which lists them, would end with the pod: set spec.storage",
+    f"settings: {{{BUCKET}}}": "etcd, which lists them, would be lost with the pod: set",
     f"{{settings: {{{BUCKET}}}, {MOUNTED % 'ephemeral: {}'}, {AT_DATA}}}": "which lists them",
+    f"{{size: 1Gi, {MOUNTED % 'csi: {driver: a}'}, {AT_DATA}}}": f"etcd.data.dir {ENDS}",
     # One place for two pods: a folder, whatever its volume is called,
     f"{{replicas: 2, {OWN_CLAIM}, {AT_DATA}}}": f"etcd.data.dir {SHARED}",
     f"{{replicas: 2, {MOUNTED % 'hostPath: {path: /a}'}, {AT_DATA}}}": f"etcd.data.dir {SHARED}",
@@ -435,6 +436,11 @@ SAFE = [
     f"{{settings: {{{BUCKET}}}, {OWN_CLAIM}, {AT_DATA}}}",
     f"settings: {{etcd.use.embed: false, etcd.data.dir: x, {BUCKET}}}",
     "volumes: [{name: data, persistentVolumeClaim: {claimName: old}}]",
+    "{settings: {localStorage.path: //var/lib/milvus/./data}}",
+    f"{{settings: {{rocksmq.path: /q/a}}, {NFS}, mounts: [{{name: mine, mountPath: /q/.}}]}}",
+    f"{{settings: {{etcd.data.dir: /e, localStorage.path: /l, rocksmq.path: /r}}, {NFS}, "
+    "mounts: [{name: mine, mountPath: /}]}",
+    f"{{replicas: 2, {MOUNTED % 'csi: {driver: a}'}, {AT_DATA}}}",
     # A relative path, in a folder that is on a volume.
     "{settings: {etcd.data.dir: default.etcd}, more: {workingDir: /var/lib/milvus}}",
     # What is different in each pod.

@@ -119,7 +119,8 @@ def test_a_refused_dry_run_is_no_refused_write() -> None:
 
 def test_a_reason_lasts_after_half_a_minute_of_failures() -> None:
     retries = mo.Retries()
-    retries.failed(CREATE, 0, mo.Why("Invalid", "one"))
+    retries.failed(CREATE, -50, mo.Why("Waiting", "for an earlier pod"))
+    retries.failed(CREATE, 0, WHY)
     retries.failed(CREATE, 5, WHY)
     retries.failed(("create", 1), 25, mo.Why("APIError", "two"))
     assert [retries.lasting(now) for now in (29.9, 30, 55)] == [

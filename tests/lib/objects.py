@@ -86,6 +86,7 @@ OWNERS = {
 METADATA: dict[str, Obj] = {
     "orphan": {"ownerReferences": None},
     "unlabelled": {"labels": None},
+    "stolen": {"labels": {mo.MILVUS_LABEL: "y"}},
     "relabelled": {"labels": {mo.MANAGED_BY_LABEL: "platform", mo.INSTANCE_LABEL: None}},
     "bare": {"annotations": None},
     "old": {"annotations": {mo.TEMPLATE_HASH: "another"}},
