@@ -123,7 +123,9 @@ def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(shell: Shell, comm
             command("-n", "default")
         else:
             said[line] = shell(line)
-    assert "minimal   1         1       Ready" in said["kubectl get mi,pods"]
+    shown = said["kubectl get mi,pods,services"]
+    assert "minimal   1         1       Ready" in shown
+    assert "service/minimal" in shown
     assert "created pod minimal-0" in said["kubectl describe milvus minimal"]
     assert "this needs YES=1.\nNothing was removed." in shell("make uninstall", 2)
     removed = 'customresourcedefinition.apiextensions.k8s.io "milvuses.zilliz.com" deleted'

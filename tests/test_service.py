@@ -5,7 +5,7 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.front import Obj
-from tests.lib.kit import Kube, eventually, rest, settle
+from tests.lib.kit import Kube, eventually, new_operator, rest, settle
 from tests.lib.objects import by_kind
 from tests.lib.world import World, at_rest, metric, milvus
 
@@ -127,7 +127,7 @@ def test_the_service_of_a_real_cluster_is_accepted_and_goes_with_its_milvus(
     assert found["spec"]["clusterIP"] == "None"
     assert found["spec"]["selector"] == {"zilliz.com/milvus": "x"}
     kube.kubectl("delete", "service", "x")
-    settle(operator)
+    settle(new_operator(kube))  # which does not remember that it made one just now
     assert kube.kubectl("get", "service", "x", "-o", "name") == "service/x\n"
     kube.kubectl("delete", "milvus", "x")
     names = ("get", "services", "-o", "name")
