@@ -55,7 +55,7 @@ lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/ready ## measure it; write docs/reports/benchmark.md
+bench: $(VENV)/bench ## measure it; write docs/reports/benchmark.md
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 soak: $(VENV)/ready ## change and break things for an hour, and watch what grows (MINUTES=5 for less)
@@ -131,7 +131,8 @@ clean: ## remove the virtual environments and the tools' caches
 $(VENV)/run: requirements.txt
 $(VENV)/ready: $(VENV)/run tests/requirements.txt
 $(VENV)/e2e: $(VENV)/ready local/requirements-e2e.txt
-$(VENV)/run $(VENV)/ready $(VENV)/e2e:
+$(VENV)/bench: $(VENV)/ready benchmarks/requirements.txt
+$(VENV)/run $(VENV)/ready $(VENV)/e2e $(VENV)/bench:
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making a virtual environment in $(VENV)"; \
 		$(NEW) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")' && \
 		$(NEW) -m venv --clear $(VENV); }

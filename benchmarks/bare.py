@@ -1,6 +1,7 @@
 """Bare requests: the benchmark's own client and, as a command, what the operator is compared with.
 
     python -m benchmarks.bare NAMESPACE create_pods         # those that are desired
+    python -m benchmarks.bare NAMESPACE delete_pods         # all but the first of each Milvus
     python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
 
@@ -106,6 +107,11 @@ class Namespace:
     def create_pods(self) -> None:
         milvuses = list(self.items(f"{MILVUSES}?"))
         self.create(PODS, [pod for milvus in milvuses for pod in desired_pods(milvus)])
+
+    def delete_pods(self) -> None:
+        names = [mo.name_of(pod) for pod in self.items(f"{PODS}?")]
+        surplus = [name for name in names if not name.endswith("-0")]
+        self.each("DELETE", [f"{PODS}/{name}" for name in surplus])
 
     def list_all(self) -> None:
         while True:

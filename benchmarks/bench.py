@@ -1,6 +1,6 @@
-"""Measures the operator next to bare requests and ReplicaSets, in one run on one machine.
+"""Measures the operator next to bare requests, ReplicaSets and kopf, in one run on one machine.
 
-    make bench                             # everything, in 20 minutes
+    make bench                             # everything, in half an hour
     make bench ARGS='quiet roll'           # only the rows whose names begin with one of these words
     make bench ARGS='--against old.py'     # also next to another version of milvus_operator.py
     make bench MANY=20                     # tiny, once: only to see that it works
@@ -43,6 +43,8 @@ OURS = "milvus_operator.py"
 OPERATOR = (OURS, "-v", "-n{}")
 OFTEN = (*OPERATOR, "--interval=1")
 CREATE = ("-m", "benchmarks.bare", "{}", "create_pods")
+DELETE = ("-m", "benchmarks.bare", "{}", "delete_pods")
+KOPF = ("-m", "kopf", "run", "-q", "-n{}", "benchmarks/peer_kopf.py")
 LIST = ("-m", "benchmarks.bare", "{}", "list_all")
 REPLICA_SETS = ("-m", "benchmarks.bare", "{}", "run_replica_sets")
 
@@ -186,8 +188,24 @@ def burst(bench: Bench, command: Command) -> Figures:
 
 
 def bring_up(bench: Bench) -> None:
-    commands = {"bare": CREATE, "now": OPERATOR, "replica sets": REPLICA_SETS}
+    commands = {"bare": CREATE, "now": OPERATOR, "kopf": KOPF, "replica sets": REPLICA_SETS}
     bench.measure("bring_up", burst, commands)
+
+
+def scaling(bench: Bench, command: Command) -> Figures:
+    """From three pods of each Milvus to one."""
+    with running(bench, CREATE, MANY) as creates:
+        creates.watch(3 * MANY)
+        paths = [f"{MILVUSES}/mv{number}" for number in range(MANY)]
+        creates.space.each("PATCH", paths, {"spec": {"replicas": 1}})
+        program = Program(creates.space, command)
+        figures = program.watch(MANY)
+        program.kill()
+        return figures
+
+
+def scale_down(bench: Bench) -> None:
+    bench.measure("scale_down", scaling, {"now": OPERATOR, "bare": DELETE})
 
 
 def beside(bench: Bench) -> None:
@@ -256,6 +274,36 @@ def roll(bench: Bench) -> None:
         kwok.kill()
 
 
+def change_one(space: Namespace, number: int) -> float:
+    """Seconds from scaling one Milvus to a fourth pod until that pod exists."""
+    changed = time.perf_counter()
+    space.send("PATCH", f"{MILVUSES}/mv{number}", {"spec": {"replicas": 4}})
+    while space.send("GET", f"{PODS}/mv{number}-3")["kind"] != "Pod":
+        time.sleep(0.01)
+    return time.perf_counter() - changed
+
+
+def changes(bench: Bench, command: Command) -> Figures:
+    """Of one Milvus among many at rest, and while pods are created for as many others."""
+    rest = list[float]()
+    busy = list[float]()
+    with running(bench, command, MANY) as program:
+        program.says()
+        for number in range(3):
+            time.sleep(4 + 0.37 * number)
+            rest.append(change_one(program.space, number))
+        program.space.create(MILVUSES, [milvus(f"other{number}") for number in range(MANY)])
+        for number in range(3, 6):
+            while program.space.count_pods() < MANY * (number + 3) / 2:
+                time.sleep(0.02)
+            busy.append(change_one(program.space, number))
+    return {"rest": max(rest), "busy": max(busy), "interval": 2}
+
+
+def change(bench: Bench) -> None:
+    bench.measure("change", changes, {"now": (*OPERATOR, "--interval=2")})
+
+
 def at_rest(bench: Bench, size: int, **spec: Any) -> Namespace:
     """A namespace with that many Milvus resources of three Ready pods each."""
     space = bench.new_namespace(size, **spec)
@@ -300,7 +348,7 @@ def quiet(bench: Bench) -> None:
 
 # ---------- The report ----------
 
-ROWS = (bring_up, beside, roll, quiet)
+ROWS = (bring_up, scale_down, beside, roll, change, quiet)
 
 
 def report(bench: Bench, minutes: float) -> str:
@@ -311,7 +359,7 @@ def report(bench: Bench, minutes: float) -> str:
 
 milvus-polling-operator {mo.__version__}, commit {commit}; {time.strftime("%Y-%m-%d")};
 {os.cpu_count()} cores, Linux {os.uname().release.split("-")[0]}, Python {sys.version.split()[0]},
-kubernetes {version("kubernetes")}; etcd and kube-apiserver {kubernetes} on the same machine.
+kubernetes {version("kubernetes")}, kopf {version("kopf")}; etcd and kube-apiserver {kubernetes} on the same machine.
 {minutes:.0f} minutes. Figures are medians; what is compared ran in turns, and the ratio is the
 median of those of the turns.
 
