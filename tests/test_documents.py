@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Start, output_of, settle
+from tests.lib.kit import TOP, Kube, Start, eventually, output_of, settle
 
 README = (TOP / "README.md").read_text()
 DOCS = [path.read_text() for path in TOP.glob("docs/*.md")]
@@ -165,6 +165,63 @@ def test_the_commands_that_install_and_those_that_remove_ask_first(
         shell("make undeploy YES=1")
         shell("kubectl delete namespace milvus --wait=false --ignore-not-found")
     assert kube.get(), "the operator is removed, not what it manages"
+
+
+# The chapters whose commands are run: by the tests above, by tests/test_restores.py (Back up), and by
+# the test below. Of these, no test runs the commands about images, nor `kubectl logs`.
+RUN = ["Try it on your cluster", "Run it in a cluster", "One namespace", "Permissions", "Back up"]
+RUN += ["Storage", "Choose the hour of an update", "Restart a Milvus"]
+# Other blocks of commands, by how they begin: why no test runs them.
+NOT_RUN = {
+    "make demo": "CI runs it, and `make test` is these tests",
+    "kubectl patch pod vectors-0 --subresource=resize": "only a kubelet resizes a container",
+    "kubectl apply -n milvus-polling-operator-system -f samples/monitoring": "CRDs of Prometheus",
+    "kubectl label -n milvus-polling-operator-system": "CRDs of Prometheus",
+    "make image bundle": "a container engine, a registry and OLM",
+    "kubectl get mi -A": "placeholders; the same commands are run elsewhere, but `kubectl logs`",
+    "kubectl delete node": "other tests use the simulated node",
+    "bash standalone_embed.sh stop": "Docker; tests/test_milvus.py does it with the real server",
+}
+
+
+def test_every_block_of_commands_is_run_or_it_is_known_why_not() -> None:
+    run = blocks("sh", "".join(chapter(title) for title in RUN))
+    for block in blocks("sh"):
+        is_listed = any(block.startswith(start) for start in NOT_RUN)
+        assert is_listed or block in run, block
+    for start in NOT_RUN:
+        assert any(block.startswith(start) for block in blocks("sh")), start
+
+
+def test_commands_that_change_a_milvus(kube: Kube, command: Start, tmp_path: Path) -> None:
+    """Growth, a restart, and an update at a chosen hour, of a Milvus with a volume."""
+    (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
+    config = tmp_path / "config"
+    config.write_text(kube.plane.kubeconfig().read_text())
+    env = os.environ | {"KUBECONFIG": str(config), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(script: str) -> str:
+        return output_of("sh", "-e", "-c", script, env=env)
+
+    run(f"kubectl config set-context --current --namespace={kube.ns}")
+    kube.create_storage_class(kube.ns, allowVolumeExpansion=True)
+    kube.create_volume(kube.ns, storageClassName=kube.ns)
+    kube.create("vectors", storage={"size": "1Gi", "storageClassName": kube.ns})
+    command("--interval=0.3")
+    ready = "kubectl wait --for=condition=Ready milvus/vectors --timeout=60s"
+    run(ready)
+    (grow,) = blocks("sh", chapter("Storage"))
+    assert "data-vectors-0" in run(grow)
+    shown = ("get", "pvc", "data-vectors-0", "-o", "jsonpath={.spec.resources.requests.storage}")
+    eventually(lambda: kube.kubectl(*shown) == "100Gi")
+    before = kube.uids()
+    (restart,) = blocks("sh", chapter("Restart a Milvus"))
+    run(restart)
+    eventually(lambda: kube.uids().keys() == before.keys() and kube.uids() != before)
+    run(ready)
+    hour, _ = blocks("sh", chapter("Choose the hour of an update"))
+    assert "condition met" in run(hour.replace("kubectl delete", "sleep 2; kubectl delete"))
+    assert kube.all_pods()["vectors-0"]["spec"]["containers"][0]["image"].endswith(":v2.6.25")
 
 
 def test_from_python(kube: Kube, command: Start) -> None:
