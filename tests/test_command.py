@@ -86,6 +86,10 @@ def test_log_lines_as_json_and_a_dry_run_that_sends_only_dry_runs(api: Api) -> N
     for text in process.log.splitlines():
         line = json.loads(text)
         levels[line["message"]] = line["level"]
+        about = re.match("milvus (.*?)/(.*?):", line["message"])
+        assert (line.get("namespace"), line.get("name")) == (
+            about.groups() if about else (None, None)
+        )
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["timestamp"])
     assert levels["milvus test/x: created pod x-0 (dry run)"] == "INFO"
     assert "WARNING" in levels.values()
