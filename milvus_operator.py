@@ -1321,7 +1321,7 @@ class Retries:
     status still follows."""
 
     # Not `create`: a pod that is deleted, however often, is created at once.
-    PACED = ("restart", "replace", "adopt", "claim", "expose", "grow")
+    PACED = ("restart", "replace", "adopt", "relabel", "claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -1975,8 +1975,8 @@ class Visit:
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
-        adoption: Key = ("adopt", action.ordinal)
-        if self.retries.waits(adoption, self.began):
+        relabelling: Key = ("relabel", action.ordinal)
+        if self.retries.waits(relabelling, self.began):
             return
         try:
             self.api.create(self.api.pods, action.obj)
@@ -1989,7 +1989,7 @@ class Visit:
                 raise
             if owns(self.milvus, taken) and not has_our_label(self.milvus, taken):
                 self.adopt(Action("adopt", action.ordinal, taken, UNLABELLED))
-                self.retries.succeeded(adoption, self.began)  # something may remove it again
+                self.retries.succeeded(relabelling, self.began)  # something may remove it again
                 return
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
         self.note("Created", "pod", action)

@@ -120,6 +120,16 @@ def test_a_policy_that_rewrites_well_known_labels_changes_nothing() -> None:
     assert world.pods() == []
 
 
+def test_an_adopted_pod_that_is_gone_is_created_at_once() -> None:
+    world = World(milvus())
+    world.add(pod("x-0", labels=LABELS))
+    world.passes()
+    world.remove("pods", "x-0")
+    world.forget()
+    world.passes()
+    assert world.names("create", "pods") == ["x-0"]
+
+
 def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:
     """`kubectl delete --cascade=orphan` takes the owner from the pods of a Milvus that ends, also
     between two lists; the garbage collector would delete what is adopted."""
