@@ -86,7 +86,9 @@ deploy: needs-image ## run the operator as a pod there (IMAGE=…, NAMESPACE=…
 
 .PHONY: needs-image
 needs-image:
-ifeq ($(origin IMAGE),file)
+ifeq ($(strip $(IMAGE)),)
+	@echo "IMAGE is empty: give the name of the operator's image." && exit 1
+else ifeq ($(origin IMAGE),file)
 	@echo "No image is published yet. Build one, and bring it to where the nodes of your cluster find it:"
 	@echo "  kind:       make image && kind load docker-image $(IMAGE) && make $(MAKECMDGOALS) IMAGE=$(IMAGE)"
 	@echo "  minikube:   minikube image build -t $(IMAGE) . && make $(MAKECMDGOALS) IMAGE=$(IMAGE)"
