@@ -79,7 +79,7 @@ def test_a_service_that_is_refused_is_told_and_keeps_no_pod_down(reason: str) ->
     assert world.reason(kind="Ready") == "Ready"
     assert (world.reason(), world.message()) == (reason, words)
     assert rule.hits <= 9
-    world.server.reject("create", "pods", 403, "no", name="x-2")
+    world.server.reject("create", "pods", 422, "no", name="x-2")
     world.change("x", replicas=3)
     world.live(3)
     assert world.message() == "no", "a pod's problem is told before it"
