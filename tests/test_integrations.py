@@ -49,7 +49,7 @@ STATES = {
         READY | {"metadata": CHANGED["metadata"]}
     ],
     "is in a rolling update": [written(CHANGED, pods("x-0 old, x-1 old"))],
-    "is `Invalid`, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
+    "is `Invalid`; or, for half a minute, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
         written(milvus(milvusSpec="a: [b"), []),
         rejected("NameConflict"),
         rejected("QuotaExceeded"),
