@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Start, eventually, output_of, settle
+from tests.lib.kit import TOP, Kube, Start, eventually, output_of, scripts, settle
 
 README = (TOP / "README.md").read_text()
 DOCS = [path.read_text() for path in TOP.glob("docs/*.md")]
@@ -195,15 +195,7 @@ def test_every_block_of_commands_is_run_or_it_is_known_why_not() -> None:
 
 def test_commands_that_change_a_milvus(kube: Kube, command: Start, tmp_path: Path) -> None:
     """Growth, a restart, and an update at a chosen hour, of a Milvus with a volume."""
-    (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
-    config = tmp_path / "config"
-    config.write_text(kube.plane.kubeconfig().read_text())
-    env = os.environ | {"KUBECONFIG": str(config), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    def run(script: str) -> str:
-        return output_of("sh", "-e", "-c", script, env=env)
-
-    run(f"kubectl config set-context --current --namespace={kube.ns}")
+    run = scripts(kube, tmp_path)
     kube.create_storage_class(kube.ns, allowVolumeExpansion=True)
     kube.create_volume(kube.ns, storageClassName=kube.ns)
     kube.create("vectors", storage={"size": "1Gi", "storageClassName": kube.ns})

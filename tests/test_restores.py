@@ -2,7 +2,6 @@
 snapshot or of copied files; here, a claim without a source stands for either, and the real server
 finds the files of the backup in the new pod's folder."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import milvus_operator as mo
-from tests.lib.kit import TOP, Kube, Obj, Start, eventually, output_of
+from tests.lib.kit import TOP, Kube, Obj, Start, eventually, scripts
 from tests.test_documents import blocks, chapter
 from tests.test_milvus import COUNT, INSERT, generated, installed, running
 
@@ -36,22 +35,13 @@ Run = Callable[[str], str]
 
 @pytest.fixture
 def run(kube: Kube, tmp_path: Path) -> Run:
-    """Runs a script in a copy of the samples, with a kubeconfig whose namespace is the test's."""
-    config = tmp_path / "config"
-    shutil.copy(kube.plane.kubeconfig(), config)
-    (tmp_path / "kubectl").symlink_to(kube.plane.kubectl)
-    env = os.environ | {"KUBECONFIG": str(config), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    """Runs a script beside a copy of the samples."""
     shutil.copytree(TOP / "samples", tmp_path / "samples")
     sample = tmp_path / "samples/restore.yaml"
     before = sample.read_text()
     assert SOURCE in before
     sample.write_text(before.replace(SOURCE, ""))  # as for copied files
-
-    def run(script: str) -> str:
-        return output_of("sh", "-e", "-c", script, cwd=tmp_path, env=env, timeout=180)
-
-    run(f"kubectl config set-context --current --namespace={kube.ns}")
-    return run
+    return scripts(kube, tmp_path)
 
 
 def claim_uid(kube: Kube, name: str) -> str:

@@ -144,6 +144,21 @@ class Kube:
         eventually(are_ready)
 
 
+def scripts(kube: Kube, folder: Path) -> Callable[[str], str]:
+    """Runs a user's script in a folder, with a kubeconfig whose namespace is the test's; returns what
+    it prints. It ends at the first command that fails."""
+    config = folder / "config"
+    config.write_text(kube.plane.kubeconfig().read_text())
+    (folder / "kubectl").symlink_to(kube.plane.kubectl)
+    env = os.environ | {"KUBECONFIG": str(config), "PATH": f"{folder}:{os.environ['PATH']}"}
+
+    def run(script: str) -> str:
+        return output_of("sh", "-e", "-c", script, cwd=folder, env=env, timeout=180)
+
+    run(f"kubectl config set-context --current --namespace={kube.ns}")
+    return run
+
+
 def kubeconfig(path: Path, plane: ControlPlane, token: str = "", **cluster: str) -> str:
     """The administrator's kubeconfig with another token, or with these fields of the cluster."""
     content = yaml.safe_load(plane.kubeconfig().read_text())
