@@ -9,7 +9,8 @@ VENV := .venv$(if $(PYTHON),-$(or $(shell $(PYTHON) -c 'import platform; print(p
 	there is no $(PYTHON) on this machine)))
 BIN := $(VENV)/bin
 NEW := $(or $(PYTHON),python3)
-IMAGE ?= milvus-polling-operator:0.1.0
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' milvus_operator.py)
+IMAGE ?= milvus-polling-operator:$(VERSION)
 # Only `make deploy NAMESPACE=…`: an environment often has a variable of that name.
 ifneq ($(origin NAMESPACE),command line)
 NAMESPACE :=
@@ -27,7 +28,7 @@ ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue?
 	else echo "Without a terminal, this needs YES=1."; fi; \
 	[ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }
 
-.PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy bundle release clean
+.PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy bundle release version clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -113,18 +114,19 @@ manifest: ## print what 'make deploy' applies (IMAGE=…, NAMESPACE=…)
 bundle: $(VENV)/run ## make the bundle for OLM in dist/ (IMAGE=…)
 	$(BIN)/python -m tools.release bundle dist $(IMAGE)
 
-# With DOCKER=podman or buildah, the image is one of the files.
-release: $(VENV)/run ## make the files of a release in dist/ (IMAGE=…)
+release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…)
 	rm -rf dist
 	$(BIN)/python -m tools.release release dist $(IMAGE)
-	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/milvus-polling-operator-0.1.0-namespaced.yaml
-ifneq ($(origin DOCKER),file)
-	$(DOCKER) build --timestamp=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(if $(BASE),--build-arg BASE=$(BASE)) \
-		-t $(IMAGE) .
-	$(DOCKER) push $(IMAGE) docker-archive:dist/milvus-polling-operator-image.tar:$(IMAGE)
-endif
-	for report in benchmark soak tested; do cp docs/reports/$$report.md dist/milvus-polling-operator-0.1.0-$$report.md; done
-	cd dist && sha256sum milvus* > SHA256SUMS
+	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/install-one-namespace.yaml
+	$(BIN)/cyclonedx-py requirements requirements.lock --output-reproducible --output-file=dist/sbom.json
+	cp docs/reports/*.md dist
+	cd dist && sha256sum * >SHA256SUMS
+
+# Not the reports, which name the version that was measured, nor the changelog.
+version: ## set the version of everything (V=0.2.0)
+	@[ -n "$(V)" ] || { echo "Give the new version: make version V=0.2.0" && exit 1; }
+	git grep -lFw '$(VERSION)' -- :!CHANGELOG.md :!docs/reports :!local/modules :!requirements.lock | \
+		xargs sed -i 's/\b$(subst .,\.,$(VERSION))\b/$(V)/g'
 
 clean: ## remove the virtual environments and the tools' caches
 	rm -rf dist build *.egg-info .venv* .nox .mypy_cache .pytest_cache .ruff_cache .hypothesis

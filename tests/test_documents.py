@@ -61,14 +61,6 @@ def test_links_between_the_documents_lead_somewhere() -> None:
                 assert f"#-{anchor}\n" in titles, f"{path.name}: {file}#{anchor}"
 
 
-def test_the_version_is_the_same_everywhere() -> None:
-    names = "Makefile deploy.yaml Dockerfile README.md docs/operating.md docs/integrations.md"
-    pattern = r"(?:milvus-polling-operator(?:-bundle)?[:-]|image\.version=\"?)(\d[\d.]*\d)"
-    for name in names.split():
-        found = re.findall(pattern, (TOP / name).read_text())
-        assert {*found} == {mo.__version__}, name
-
-
 # --- What runs ---
 def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accepted(
     kube: Kube, operator: mo.Operator

@@ -17,9 +17,7 @@ import milvus_operator as mo
 from local.controlplane import ControlPlane
 from tests.lib.kit import TOP, Obj, output_of
 from tests.lib.objects import by_kind
-from tools import release
 
-NAME = f"milvus-polling-operator-{mo.__version__}"
 IMAGE = "example.org:5000/milvus-polling-operator:test"
 
 
@@ -71,27 +69,38 @@ def test_olm_gets_the_crd_the_pod_and_the_permissions_of_the_manifests(tmp_path:
     assert install["deployments"][0]["spec"] == deployment
 
 
-def test_a_release_is_reproducible_and_installable(plane: ControlPlane, tmp_path: Path) -> None:
-    for name in ("tools", "samples", "docs"):
-        shutil.copytree(TOP / name, tmp_path / name)
-    for name in ("Makefile", "crd.yaml", "deploy.yaml", *release.SOURCES):
-        shutil.copy(TOP / name, tmp_path)
-    dist = tmp_path / "dist"
-    command = ("release", f"KUBECTL={plane.kubectl}", f"IMAGE={IMAGE}")
-    make(*command, cwd=tmp_path)
+def copied(folder: Path) -> Path:
+    """A copy of what is committed, or is about to be."""
+    for name in output_of("git", "ls-files", cwd=TOP).split():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TOP / name, folder / name)
+    return folder
+
+
+def test_a_release_is_reproducible_and_installable_from_its_files(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    tree = copied(tmp_path)
+    dist = tree / "dist"
+    command = ("-o.venv/ready", "release", f"KUBECTL={plane.kubectl}", f"IMAGE={IMAGE}")
+    make(*command, cwd=tree)
     sums = (dist / "SHA256SUMS").read_text()
-    make(*command, cwd=tmp_path)
+    make(*command, cwd=tree)
     assert (dist / "SHA256SUMS").read_text() == sums
-    wheel = "milvus_polling_operator-0.1.0-py3-none-any.whl"
-    reports = [f"{NAME}-{name}.md" for name in ("benchmark", "soak", "tested")]
-    files = sorted([f"{NAME}-bundle.tar", f"{NAME}-namespaced.yaml", f"{NAME}.yaml", *reports])
+    wheel = f"milvus_polling_operator-{mo.__version__}-py3-none-any.whl"
+    manifests = ["install-one-namespace.yaml", "install.yaml"]
+    reports = ["benchmark.md", "soak.md", "tested.md"]
     said = output_of("sha256sum", "-c", "SHA256SUMS", cwd=dist)
-    assert sorted(said.splitlines()) == [f"{file}: OK" for file in [*files, wheel]]
-    assert by_kind((dist / f"{NAME}-namespaced.yaml").read_text()) == manifest(
-        plane, "NAMESPACE=milvus"
-    )
+    files = [*manifests, *reports, wheel, "olm-bundle.tar", "sbom.json"]
+    assert sorted(said.splitlines()) == sorted(f"{file}: OK" for file in files)
+    one = by_kind((dist / "install-one-namespace.yaml").read_text())
+    assert one == manifest(plane, "NAMESPACE=milvus")
     crd = {"CustomResourceDefinition": read(TOP / "crd.yaml")}
-    assert by_kind((dist / f"{NAME}.yaml").read_text()) == crd | deploy_yaml()
+    assert by_kind((dist / "install.yaml").read_text()) == crd | deploy_yaml()
+    bill = json.loads((dist / "sbom.json").read_text())
+    found = {f"{part['name']}=={part['version']}" for part in bill["components"]}
+    locked = re.findall(r"^([^\s#=]+==[^\s;]+)", (TOP / "requirements.lock").read_text(), re.M)
+    assert found == {*locked}
     new = str(tmp_path / "new")
     options = ("--no-index", "--no-deps", f"--target={new}", str(dist / wheel))
     output_of(sys.executable, "-m", "pip", "install", *options)
@@ -100,6 +109,22 @@ def test_a_release_is_reproducible_and_installable(plane: ControlPlane, tmp_path
     assert said == f"{mo.MANAGER} {mo.__version__}\n"
     (installed,) = distributions(path=[new])
     assert "kubernetes" in str(installed.requires)
+
+
+def test_another_version_is_set_everywhere_by_one_command(tmp_path: Path) -> None:
+    tree = copied(tmp_path)
+    output_of("git", "init", "--quiet", cwd=tree)
+    output_of("git", "add", "--all", cwd=tree)
+    make("version", "V=12.34.56", cwd=tree)
+    by_hand = {"CHANGELOG.md", "docs/reports", "local/modules", "requirements.lock"}
+    excluded = [f":!{name}" for name in sorted(by_hand)]
+    old = ("git", "grep", "-n", mo.__version__.replace(".", "[.]"), "--", *excluded)
+    assert output_of(*old, cwd=tree, code=1) == ""
+    said = output_of(sys.executable, "milvus_operator.py", "--version", cwd=tree)
+    assert said == f"{mo.MANAGER} 12.34.56\n"
+    for name in ("deploy.yaml", "kustomization.yaml", "samples/one-namespace/kustomization.yaml"):
+        assert "12.34.56" in (tree / name).read_text()
+    assert "Give the new version" in make("version", cwd=tree, code=2)
 
 
 def test_make_and_kustomize_deploy_the_same_and_in_one_namespace_with_a_role(
@@ -151,6 +176,21 @@ BASE = re.search(r"^ARG BASE=python:([\d.]+)-slim@sha256:[0-9a-f]{64}$", DOCKERF
 def test_the_lock_is_for_the_python_of_the_base_image_which_is_pinned() -> None:
     assert BASE
     assert f"--python-version={BASE[1]} " in (TOP / "Makefile").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_each_architecture_of_the_image_has_all_of_its_packages(
+    machine: str, tmp_path: Path
+) -> None:
+    assert BASE
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in (17, 28)]
+    options = ["--only-binary=:all:", "--require-hashes", "--no-deps", f"--dest={tmp_path}"]
+    target = [f"--python-version={BASE[1]}", *platforms, "-r", "requirements.lock"]
+    output_of(sys.executable, "-m", "pip", "--quiet", "download", *options, *target)
+    wheels = [path.name for path in tmp_path.iterdir()]
+    assert len(wheels) == (TOP / "requirements.lock").read_text().count("==")
+    assert any(machine in wheel for wheel in wheels)
 
 
 def find_engine() -> str:

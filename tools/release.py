@@ -145,17 +145,15 @@ def wheel() -> Files:
 def release(image: str) -> Files:
     """The files of a release: a manifest with all that an installation needs, the bundle, and what
     pip installs."""
-    packed, name = io.BytesIO(), f"{MANAGER}-{__version__}"
+    packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, content in bundle(image).items():
-            entry = tarfile.TarInfo(
-                path
-            )  # of root and of 1970, so that the bytes are always the same
+            # of root and of 1970, so that the bytes are always the same
+            entry = tarfile.TarInfo(path)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     manifest = f"{read('crd.yaml')}---\n{deploy(image)}"
-    files = {f"{name}.yaml": manifest.encode(), f"{name}-bundle.tar": packed.getvalue()}
-    return files | wheel()
+    return {"install.yaml": manifest.encode(), "olm-bundle.tar": packed.getvalue()} | wheel()
 
 
 def main(what: str, folder: str, image: str) -> None:
