@@ -4,6 +4,7 @@
     python -m benchmarks.bare NAMESPACE delete_pods         # all but the first of each Milvus
     python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
+    python -m benchmarks.bare NAMESPACE run_stateful_sets   # also with the same pods
 
 The cluster is that of the file in KUBECONFIG.
 """
@@ -31,6 +32,7 @@ SETTINGS = "proxy:\n  maxNameLength: 255\ncommon:\n  storageType: local\nlog: {l
 # Paths; {} is the namespace.
 MILVUSES = "apis/zilliz.com/v1/namespaces/{}/milvuses"
 REPLICA_SETS = "apis/apps/v1/namespaces/{}/replicasets"
+STATEFUL_SETS = "apis/apps/v1/namespaces/{}/statefulsets"
 PODS = "api/v1/namespaces/{}/pods"
 LISTED = (
     f"{PODS}?labelSelector={mo.MILVUS_LABEL}&",
@@ -39,7 +41,7 @@ LISTED = (
     f"{MILVUSES}?",
 )
 WITHOUT_LIMITS = f"""
-    --controllers=replicaset-controller --concurrent-replicaset-syncs={THREADS}
+    --concurrent-replicaset-syncs={THREADS} --concurrent-statefulset-syncs={THREADS}
     --kube-api-qps=100000 --kube-api-burst=100000 --leader-elect=false --secure-port=0
 """
 
@@ -57,6 +59,15 @@ def milvus(name: str, **spec: Any) -> Obj:
 def desired_pods(milvus: Obj) -> list[Obj]:
     spec = mo.spec_of(mo.slim(milvus, keeps_spec=True), {})
     return [mo.new_pod(milvus, spec, ordinal) for ordinal in range(spec.replicas)]
+
+
+def workload(milvus: Obj, **more: Any) -> Obj:
+    """A ReplicaSet or a StatefulSet of the same pods, and of the same name."""
+    name = mo.name_of(milvus)
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": desired_pods(milvus)[0]["spec"]}
+    spec = {"replicas": milvus["spec"]["replicas"], "selector": {"matchLabels": labels}}
+    return {"metadata": {"name": name}, "spec": spec | {"template": template} | more}
 
 
 class Namespace:
@@ -121,17 +132,20 @@ class Namespace:
             print(AT_REST, flush=True)
 
     def run_replica_sets(self) -> None:
-        sets = list[Obj]()
-        for milvus in self.items(f"{MILVUSES}?"):
-            name = mo.name_of(milvus)
-            labels = {"app": name}
-            spec = desired_pods(milvus)[0]["spec"]
-            template = {"metadata": {"labels": labels}, "spec": spec}
-            spec = {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}
-            sets.append({"metadata": {"name": name}, "spec": spec})
+        sets = [workload(milvus) for milvus in self.items(f"{MILVUSES}?")]
         self.create(REPLICA_SETS, sets)
+        self.run_controller("replicaset-controller")
+
+    def run_stateful_sets(self) -> None:
+        parallel = {"serviceName": "x", "podManagementPolicy": "Parallel"}
+        sets = [workload(milvus, **parallel) for milvus in self.items(f"{MILVUSES}?")]
+        self.create(STATEFUL_SETS, sets)
+        self.run_controller("statefulset-controller")
+
+    def run_controller(self, name: str) -> None:
         manager = str(commands()["kube-controller-manager"])
-        os.execl(manager, manager, f"--kubeconfig={self.kubeconfig}", *WITHOUT_LIMITS.split())
+        flags = [f"--kubeconfig={self.kubeconfig}", f"--controllers={name}"]
+        os.execl(manager, manager, *flags, *WITHOUT_LIMITS.split())
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ DELETE = ("-m", "benchmarks.bare", "{}", "delete_pods")
 KOPF = ("-m", "kopf", "run", "-q", "-n{}", "benchmarks/peer_kopf.py")
 LIST = ("-m", "benchmarks.bare", "{}", "list_all")
 REPLICA_SETS = ("-m", "benchmarks.bare", "{}", "run_replica_sets")
+STATEFUL_SETS = ("-m", "benchmarks.bare", "{}", "run_stateful_sets")
 
 Command = tuple[str, ...]
 Commands = dict[str, Command]
@@ -166,16 +167,16 @@ class Program:
 
 
 @contextmanager
-def running(bench: Bench, command: Command, size: int) -> Iterator[Program]:
+def running(bench: Bench, command: Command, size: int, **spec: Any) -> Iterator[Program]:
     """A program in a new namespace with that many Milvus resources."""
-    space = bench.new_namespace(size)
+    space = bench.new_namespace(size, **spec)
     program = Program(space, command)
     try:
         yield program
     finally:
         program.kill()
     options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
-    for path in (MILVUSES, bare.REPLICA_SETS, PODS):
+    for path in (MILVUSES, bare.REPLICA_SETS, bare.STATEFUL_SETS, PODS):
         space.send("DELETE", path, options)
 
 
@@ -243,13 +244,18 @@ def wait_for_ready(space: Namespace, image: str) -> None:
 def rolling_update(bench: Bench, command: Command) -> Figures:
     """From the change until the last new pod is Ready."""
     image = "milvusdb/milvus:v2.6.5"
-    on_node = {"spec": {"nodeName": "node"}}
-    with running(bench, command, 0) as program:
-        program.space.create(MILVUSES, [milvus("roll", replicas=5, pod=on_node)])
+    of_five = {"replicas": 5, "pod": {"spec": {"nodeName": "node"}}}
+    with running(bench, command, 1, **of_five) as program:
         wait_for_ready(program.space, bare.IMAGE)
         time.sleep(10)  # until nothing has changed for two intervals
+        path, change = f"{MILVUSES}/mv0", {"spec": {"image": image}}
+        if command == STATEFUL_SETS:
+            (one,) = program.space.items(f"{MILVUSES}?")
+            one["spec"]["image"] = image
+            path = f"{bare.STATEFUL_SETS}/mv0"
+            change = {"spec": {"template": bare.workload(one)["spec"]["template"]}}
         changed = program.seconds()
-        program.space.send("PATCH", f"{MILVUSES}/roll", {"spec": {"image": image}})
+        program.space.send("PATCH", path, change)
         wait_for_ready(program.space, image)
         return {"roll": program.seconds() - changed, "pods": 10}
 
@@ -269,7 +275,7 @@ def roll(bench: Bench) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        bench.measure("roll", rolling_update, {"now": OPERATOR})
+        bench.measure("roll", rolling_update, {"now": OPERATOR, "stateful set": STATEFUL_SETS})
     finally:
         kwok.kill()
 
