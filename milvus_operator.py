@@ -92,6 +92,7 @@ FORBIDDEN = "Forbidden"
 NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
+CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
@@ -230,7 +231,9 @@ def may_serve(pod: Obj) -> bool:
     if is_ending(pod) or is_finished(pod):
         return False
     containers = pod["status"].get("containerStatuses") or []
-    all_ready = bool(containers) and all(container.get("ready") for container in containers)
+    # An init container that has done its work is ready; one that goes on, a sidecar, may not be.
+    others = pod["status"].get("initContainerStatuses") or []
+    all_ready = bool(containers) and all(one.get("ready") for one in (*containers, *others))
     is_gated = condition_of(pod, "Ready").get("reason") == "ReadinessGatesNotReady"
     return is_ready(pod) or (all_ready and not is_gated)
 
@@ -668,7 +671,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     }
     merged = overlay(generated, spec.pod, "spec.pod")  # the user's wins
     theirs = spec.pod.get("spec", {})
-    if "serviceAccountName" in theirs and "automountServiceAccountToken" not in theirs:
+    names_account = theirs.keys() & {"serviceAccountName", "serviceAccount"}
+    if names_account and "automountServiceAccountToken" not in theirs:
         del merged["spec"]["automountServiceAccountToken"]  # to name one is to ask for its token
     ours = {
         "name": pod_name(milvus, ordinal),
@@ -762,12 +766,13 @@ def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
         merged = {key: value for key, value in base.items() if key not in HANDLERS}
     for key, value in over.items():
         below = merged.get(key)
-        if value is None:
+        if isinstance(below, list) and key in MERGE_KEYS:
+            named = [] if value is None else value  # an `env:` that is left empty names nothing
+            merged[key] = overlay_list(below, named, f"{path}.{key}")
+        elif value is None:
             merged.pop(key, None)
         elif isinstance(below, dict) and key != "resources":
             merged[key] = overlay(below, value, f"{path}.{key}")
-        elif isinstance(below, list) and key in MERGE_KEYS:
-            merged[key] = overlay_list(below, value, f"{path}.{key}")
         else:
             merged[key] = value
     return merged
@@ -826,22 +831,36 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
     """What is dangerous about these two pods of a Milvus, as they would be sent."""
     places = places_of(pod)
     yield from unused_parts(spec, places)
-    is_bucket = any(one.what == "vectors" and one.setting not in FOLDERS for one in places)
+    staying = [one.setting for one in places if stays(one)]
     for place, of_another in zip(places, places_of(another), strict=False):
         setting = place.setting
-        ends_with_pod = place.source.keys() & {"emptyDir", "ephemeral", "csi"}
         if not place.source:
-            yield Danger(f"{setting} is not on a volume of the pod: its data would be lost")
-        elif ends_with_pod and spec.storage:
+            text = "is not on a volume of the pod, so its data would be lost"
+            yield Danger(f"{setting} {text}: mount a volume there, such as the one named data")
+        elif ends_with_pod(place) and spec.storage:
             text = "is on a volume that ends with the pod, although spec.storage is set"
             yield Danger(f"{setting} {text}: mount another volume there, or leave spec.storage out")
-        elif ends_with_pod and place.what == "metadata" and is_bucket:
-            text = "the vectors are in object storage, but etcd, which lists them, would be lost"
-            yield Danger(f"{text} with the pod: set spec.storage")
-        elif not ends_with_pod and place == of_another and spec.replicas > 1:
+        elif ends_with_pod(place) and place.what != "queue" and staying:
+            text = f"is on a volume that ends with the pod, but {staying[0]}, which belongs to it"
+            yield Danger(
+                f"{setting} {text}, stays: set spec.storage, or mount another volume there"
+            )
+        elif not ends_with_pod(place) and place == of_another and spec.replicas > 1:
             text = "is the same place for all replicas; they would delete each other's data"
             advice = "set spec.replicas to 1, or give each pod its own"
             yield Danger(f"{setting} {text}: {advice}", MOST_PODS)
+
+
+def ends_with_pod(place: Place) -> bool:
+    return bool(place.source.keys() & {"emptyDir", "ephemeral", "csi"})
+
+
+def stays(place: Place) -> bool:
+    """Whether it holds vectors, or the list of them, and stays when the pod ends. Of an etcd that
+    is not embedded, that is not known: it may be a container of the pod."""
+    is_service = place.setting not in FOLDERS
+    is_kept = bool(place.source) and not ends_with_pod(place)
+    return is_kept and (place.what == "vectors" or (place.what == "metadata" and not is_service))
 
 
 def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
@@ -1186,11 +1205,17 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Pro
     return Why(reason, text)
 
 
-def reconciliation(spec: Spec, problems: Problems) -> Why:
+def reconciliation(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Problems) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING:
             return problem
+    for ordinal, pod in sorted(mine.items()):
+        if ordinal in held and ordinal < spec.replicas and not (is_ending(pod) or is_finished(pod)):
+            text = (
+                f"claim {claim_name(milvus, ordinal)} is being deleted, and only its pod keeps it"
+            )
+            return Why(CLAIM_TERMINATING, f"{text}: back up the data before the pod ends")
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
@@ -1212,8 +1237,9 @@ def status_of(
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
-        ready = readiness(milvus, spec, mine, held_back(spec, claims), problems)
-        reconciled = reconciliation(spec, problems)
+        held = held_back(spec, claims)
+        ready = readiness(milvus, spec, mine, held, problems)
+        reconciled = reconciliation(milvus, spec, mine, held, problems)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
     conditions = [
@@ -1668,6 +1694,10 @@ class Api:
             return body
         except ApiException as error:
             raise rejection(error) from None
+        except urllib3.exceptions.ReadTimeoutError:
+            advice = ": perhaps an admission webhook is slow, or not there" if is_write else ""
+            text = f"Read timed out after {options['_request_timeout']:g} s"
+            raise no_answer(text + advice) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise no_answer(f"{type(error).__name__}: {error}") from None
         finally:
@@ -2291,19 +2321,27 @@ def from_kubeconfig(
     """As `load_kube_config` does it, which would tell neither the namespace nor who the user is."""
     # The loader writes keys to files, which it would remove only at a regular exit.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        active = context or first_context(file)
+        if not active:
+            raise ConfigException("no current-context is set: choose one with --context")
         loader: Any = Loader(  # type: ignore[no-untyped-call]
-            merged, context or first_context(file), config_base_path=None, temp_file_path=folder
+            merged, active, config_base_path=None, temp_file_path=folder
         )
         chosen = loader.current_context
-        named = merged["users"].get_with_name(chosen["context"].get("user"), safe=True)
+        name = chosen["context"].get("user")
+        named = merged["users"].get_with_name(name, safe=True)
+        if name and not named:
+            raise ConfigException("its context names a user that is not there")
         user = named["user"] if named else {}
         if "as" in user:  # the loader ignores it, and would act with the user's own, wider rights
             raise ConfigException("impersonation (`as`) is not supported")
         loader.load_and_set(configuration)
-        # If an exec plugin fails, the loader goes on without credentials.
-        has_credentials = configuration.api_key or configuration.cert_file
-        if "exec" in user and not has_credentials:
-            raise ConfigException("the exec plugin gave no credentials; see what kubectl says")
+        # The loader goes on without credentials if an exec plugin fails, or what it does not know.
+        has_credentials = configuration.api_key or configuration.cert_file or configuration.username
+        if user and not has_credentials:
+            raise ConfigException(
+                "its user or exec plugin gave no credentials; see what kubectl says"
+            )
         namespace = chosen["context"].get("namespace") or "default"
         return Connection(Client(configuration), namespace, chosen["name"])
 

@@ -119,7 +119,7 @@ def test_health_is_served_until_sigterm_and_nothing_secret_is_shown(api: Api, st
 def test_a_list_that_does_not_come_in_time_is_an_error(api: Api) -> None:
     api.fault = lambda handler, verb, path: not api.over.wait(3)
     process = Command("--once", "--timeout", "0.3", "--kubeconfig", api.kubeconfig())
-    fails(process, 1, "Read timed out.")
+    fails(process, 1, "Read timed out after 0.3 s")
 
 
 # --- No usable configuration ---
@@ -135,7 +135,7 @@ def test_an_exec_plugin_that_fails_leaves_no_anonymous_operator(tmp_path: Path) 
     plugin = {"apiVersion": version, "command": "sh", "args": says, "interactiveMode": "Never"}
     file = write_kubeconfig(tmp_path / "config", NOWHERE, {"exec": plugin})
     process = Command("--kubeconfig", file)
-    fails(process, 2, "the exec plugin gave no credentials; see what kubectl says")
+    fails(process, 2, "its user or exec plugin gave no credentials; see what kubectl says")
     assert "hunter2" not in process.log
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 from cryptography import x509
 from kubernetes.config import incluster_config
 
@@ -217,6 +218,33 @@ def test_connections_are_kept_alive_and_a_request_is_sent_once(api: Api) -> None
     api.fault = reset
     assert not make_pass(operator)
     assert len(lists) == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "change", "said"),
+    [
+        ({"auth-provider": {"name": "azure"}}, {}, "its user or exec plugin gave no credentials"),
+        ({"token": "a"}, {"users": []}, "its context names a user that is not there"),
+        (
+            {"token": "a"},
+            {"current-context": ""},
+            "no current-context is set: choose one with --con",
+        ),
+        ({"username": "a", "password": "b"}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_kubeconfig_without_a_usable_user_or_context_is_rejected(
+    tmp_path: Path, user: Obj, change: Obj, said: str
+) -> None:
+    """As nobody, the API server would only say that anonymous users may not list pods."""
+    file = Path(write_kubeconfig(tmp_path / "config", NOWHERE, user))
+    file.write_text(json.dumps(yaml.safe_load(file.read_text()) | change))
+    if said:
+        with pytest.raises(mo.Unusable, match=said):
+            mo.connect(str(file), None, 1)
+    else:
+        mo.connect(str(file), None, 1)
 
 
 # --- What nobody may read ---

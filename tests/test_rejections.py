@@ -34,6 +34,17 @@ def test_what_fails_waits_ever_longer(code: int, reason: str, why: str) -> None:
     assert world.warnings == ["milvus test/x: not now"]
 
 
+def test_a_write_that_times_out_is_told_once_with_what_may_be_the_cause() -> None:
+    """The client library quotes the seconds with many digits, which differ each time."""
+    world = World(milvus())
+    world.hang("create", "pods")
+    world.run(300)
+    assert len(world.requests("create", "pods")) > 5
+    advice = "perhaps an admission webhook is slow, or not there"
+    assert world.warnings == [f"milvus test/x: Read timed out after 10 s: {advice}"]
+    assert len(world.requests("patch", "milvuses/status")) <= 2
+
+
 @pytest.mark.parametrize("reason", ["Conflict", "NotFound"])
 def test_what_is_out_of_date_is_tried_in_each_pass_and_is_no_failure(reason: str) -> None:
     world = World(milvus())

@@ -81,6 +81,22 @@ def test_a_roll_waits_for_a_node_that_fell_silent_and_goes_on_when_it_is_back() 
     assert deleted(world) == ["x-2", "x-1", "x-0"]
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_pod_whose_sidecar_is_not_ready_serves_nobody_and_holds_up_no_correction(
+    replicas: int,
+) -> None:
+    """A native sidecar is an init container that goes on; the node has not fallen silent."""
+    world = outdated(replicas)
+    for name in world.pods():
+        containers = {
+            "containerStatuses": [{"ready": True}],
+            "initContainerStatuses": [{"ready": False}],
+        }
+        world.server.set_pod(name, ready=False, **containers)
+    world.live()
+    assert sorted(deleted(world)) == [f"x-{ordinal}" for ordinal in range(replicas)]
+
+
 def test_the_dry_run_asks_under_the_name_of_the_pod_that_is_replaced() -> None:
     """An admission webhook may bind something to it, such as a static address."""
     world = outdated(2)

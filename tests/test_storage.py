@@ -99,6 +99,11 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
         hold(world, name)
     world.server.fail("x-0")
     world.live(3)
+    assert world.reason() == "ClaimTerminating"
+    assert world.message() == (
+        "claim data-x-1 is being deleted, and only its pod keeps it: back up the data before the pod ends"
+    )
+    assert world.warnings == [f"milvus test/x: {world.message()}"]
     waits = "; it waits until its claim data-x-0 has been deleted"
     message = world.condition("x", "Ready")["message"]
     assert message.endswith(f"x-0: Evicted{waits}")
@@ -124,6 +129,9 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.patch(CLAIMS, "data-x-0", finalizers=None)
     world.live(3)
     assert "x-0" in world.pods()
+    world.change("x", replicas=1)
+    world.settle()
+    assert world.reason() == "Reconciled", "of surplus pods, nothing is said"
 
 
 def test_a_milvus_without_storage_waits_for_no_claim() -> None:
