@@ -3,6 +3,7 @@
     python -m benchmarks.bare NAMESPACE create_pods         # those that are desired
     python -m benchmarks.bare NAMESPACE delete_pods         # all but the first of each Milvus
     python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
+    python -m benchmarks.bare NAMESPACE watch_all           # the same, as an idle controller does it
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
     python -m benchmarks.bare NAMESPACE run_stateful_sets   # also with the same pods
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,6 +96,10 @@ class Namespace:
             raise RuntimeError(f"{method} {path}: {response.status} {response.data[:300]!r}")
         return response.json()
 
+    def metrics(self) -> str:
+        response = self.http.request("GET", f"{self.server}/metrics", headers=self.headers)
+        return response.data.decode()
+
     def create(self, path: str, objects: Iterable[Obj]) -> None:
         list(self.threads.map(lambda body: self.send("POST", path, body), objects))
 
@@ -130,6 +136,22 @@ class Namespace:
                 for _ in self.items(path):
                     pass
             print(AT_REST, flush=True)
+
+    def watch_all(self) -> None:
+        for path in LISTED:
+            page = self.send("GET", f"{path}limit=1")
+            version = page["metadata"]["resourceVersion"]
+            self.threads.submit(self.watch, f"{path}watch=1&resourceVersion={version}")
+        while True:
+            print(AT_REST, flush=True)
+            time.sleep(5)
+
+    def watch(self, path: str) -> None:
+        url = f"{self.server}/{path.replace('{}', self.name)}"
+        for _ in self.http.request(
+            "GET", url, headers=self.headers, preload_content=False
+        ).stream():
+            pass
 
     def run_replica_sets(self) -> None:
         sets = [workload(milvus) for milvus in self.items(f"{MILVUSES}?")]

@@ -37,6 +37,7 @@ from local.controlplane import MODULES, ControlPlane, commands
 
 MANY = int(os.environ.get("MANY", "1000"))  # Milvus resources, of three pods each
 ROUNDS = 3 if MANY >= 1000 else 1
+MINUTE = 60 if MANY >= 1000 else 5
 TABLE = yaml.safe_load(Path("benchmarks/rows.yaml").read_text())
 OURS = "milvus_operator.py"
 # What Python runs; {} is the namespace.
@@ -46,6 +47,8 @@ CREATE = ("-m", "benchmarks.bare", "{}", "create_pods")
 DELETE = ("-m", "benchmarks.bare", "{}", "delete_pods")
 KOPF = ("-m", "kopf", "run", "-q", "-n{}", "benchmarks/peer_kopf.py")
 LIST = ("-m", "benchmarks.bare", "{}", "list_all")
+WATCH = ("-m", "benchmarks.bare", "{}", "watch_all")
+NOBODY = ("-c", "while True: print('nothing to do', flush=True), __import__('time').sleep(5)")
 REPLICA_SETS = ("-m", "benchmarks.bare", "{}", "run_replica_sets")
 STATEFUL_SETS = ("-m", "benchmarks.bare", "{}", "run_stateful_sets")
 
@@ -61,6 +64,7 @@ class Bench:
         self.old = old  # another version of milvus_operator.py, or empty
         self.found = defaultdict[str, list[float]](list)  # in turn, by names such as `now.cpu`
         self.rows = list[str]()
+        self.prices = list[str]()
 
     def new_namespace(self, size: int, **spec: Any) -> Namespace:
         """A namespace with that many Milvus resources and no pods."""
@@ -105,6 +109,11 @@ class Bench:
         return f"{median(self.found[name]):#.3g}".rstrip(".")
 
 
+def cpu_seconds(pid: int) -> float:
+    stat = Path(f"/proc/{pid}/stat").read_text().split()
+    return (int(stat[13]) + int(stat[14])) / os.sysconf("SC_CLK_TCK")
+
+
 class Program:
     """A process that works in a namespace."""
 
@@ -127,12 +136,10 @@ class Program:
 
     def used(self) -> Figures:
         """CPU seconds, and the peak memory in MiB."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().split()
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         peak = re.search(r"VmHWM:\s+(\d+)", status)
         memory = int(peak[1]) / 1024 if peak else 0  # it has ended
-        ticks = int(stat[13]) + int(stat[14])
-        return {"cpu": ticks / os.sysconf("SC_CLK_TCK"), "memory": memory}
+        return {"cpu": cpu_seconds(self.process.pid), "memory": memory}
 
     def check(self) -> None:
         if self.process.poll():
@@ -352,14 +359,57 @@ def quiet(bench: Bench) -> None:
         bench.measure("quiet", passes, commands, size)
 
 
+def server_used(bench: Bench) -> tuple[float, float]:
+    """The CPU seconds of etcd and kube-apiserver, and the requests that were answered."""
+    folder = bench.cluster.kubeconfig.parent
+    pids = [(folder / f"{name}.pid").read_text() for name in ("etcd", "kube-apiserver")]
+    cpu = sum(cpu_seconds(int(pid)) for pid in pids)
+    counts = re.findall(r"^apiserver_request_total{.* (\S+)$", bench.cluster.metrics(), re.M)
+    return cpu, sum(map(float, counts))
+
+
+def price_of(bench: Bench, command: Command) -> str:
+    """What a minute, in which nothing is to do, costs the API server: cells of the table."""
+    program = Program(bench.cluster, command)
+    program.says()
+    program.says()
+    cpu, requests = server_used(bench)
+    time.sleep(MINUTE)
+    cpu_then, requests_then = server_used(bench)
+    program.kill()
+    share = 100 * (cpu_then - cpu) / MINUTE
+    return f"{(requests_then - requests) / MINUTE:.1f} /s, {share:.1f} %"
+
+
+def price(bench: Bench) -> None:
+    """As in deploy.yaml, but for one namespace; at last among other pods, which are in it, too."""
+    storage = {"storage": {"size": "1Gi"}}
+    for size, spec in (MANY // 10, {"replicas": 1}), (MANY, {}), (3 * MANY, storage):
+        space = at_rest(bench, size, **spec)
+        with_storage = " with storage" if "storage" in spec else ""
+        add_price(bench, space, f"{size:,} × {spec.get('replicas', 3)}{with_storage}")
+    some = next(space.items(f"{PODS}?"))
+    foreign = {"metadata": {"generateName": "foreign-"}, "spec": some["spec"]}
+    space.create(PODS, [foreign] * 10 * MANY)
+    add_price(bench, space, f"the same, among {10 * MANY:,} foreign pods")
+
+
+def add_price(bench: Bench, space: Namespace, what: str) -> None:
+    cells = [price_of(bench, within(space, command)) for command in (NOBODY, WATCH, OPERATOR)]
+    row = f"| {what} | {' | '.join(cells)} |"
+    print(f"  {row}", flush=True)
+    bench.prices.append(row)
+
+
 # ---------- The report ----------
 
-ROWS = (bring_up, scale_down, beside, roll, change, quiet)
+ROWS = (bring_up, scale_down, beside, roll, change, quiet, price)
 
 
 def report(bench: Bench, minutes: float) -> str:
     kubernetes = bench.cluster.send("GET", "version")["gitVersion"]
     rows = "\n".join(bench.rows)
+    prices = "\n".join(bench.prices)
     commit = subprocess.getoutput("git describe --always --dirty")
     return f"""# Results of `make bench`
 
@@ -372,6 +422,13 @@ median of those of the turns.
 | what | measured against | figures | ratio | to reach | |
 |---|---|---|---|---|---|
 {rows}
+
+What polling costs the API server while nothing changes: requests, and the CPU time of etcd and kube-apiserver together, in
+per cent of a core, over {MINUTE} seconds. The watch is an idle one of the same four kinds.
+
+| Milvus resources | nobody | a watch | the operator, every 5 s |
+|---|---|---|---|
+{prices}
 """
 
 
