@@ -573,7 +573,7 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
         settings=settings,
         is_text=not is_mapping,
         updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
-        template_hash=fingerprint(fields.get("image"), settings, over),
+        template_hash=fingerprint(fields, settings, over),
     )
     if spec.replicas not in range(MAX_REPLICAS + 1):
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
@@ -595,7 +595,7 @@ def without_empty(over: Obj) -> Obj:
     return {key: value for key, value in kept.items() if value != {}}
 
 
-def fingerprint(image: Any, settings: Mapping[str, str], over: Obj) -> str:
+def fingerprint(fields: Obj, settings: Mapping[str, str], over: Obj) -> str:
     """A hash of what these fields mean, however it is written. Only when it changes are pods
     replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
     the operator replaces no pods. One more field here would replace those of all who use it."""
@@ -603,7 +603,7 @@ def fingerprint(image: Any, settings: Mapping[str, str], over: Obj) -> str:
         bare(name) if is_case_sensitive(name) else canonical(name): value
         for name, value in settings.items()
     }
-    template = {"image": image, "settings": meant, "pod": over}
+    template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
 

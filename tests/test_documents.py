@@ -41,7 +41,10 @@ def python(*arguments: str, **env: str) -> str:
 
 # --- What is written ---
 def test_the_options_are_those_of_help() -> None:
-    assert python("milvus_operator.py", "--help", COLUMNS="80") in ALL
+    shown = python("milvus_operator.py", "--help")
+    documented = re.findall(r"`(--[a-z-]+)`", (TOP / "docs/options.md").read_text())
+    assert {*documented} <= {*re.findall(r"--[a-z-]+", shown)}
+    assert len({*documented}) == 8
 
 
 def test_make_lists_the_targets_that_the_documents_name() -> None:
@@ -204,21 +207,19 @@ def test_commands_that_change_a_milvus(kube: Kube, command: Start, tmp_path: Pat
     eventually(lambda: kube.uids().keys() == before.keys() and kube.uids() != before)
     run(ready)
     hour, _ = blocks("sh", chapter("Choose the hour of an update"))
-    assert "condition met" in run(hour.replace("kubectl delete", "sleep 2; kubectl delete"))
-    assert "NEW_VERSION" in kube.all_pods()["vectors-0"]["spec"]["containers"][0]["image"]
+    # kubectl waits forever for a pod that is deleted and created again within milliseconds, as here.
+    said = run(hour.replace("kubectl delete", "sleep 2; kubectl delete --wait=false"))
+    assert "condition met" in said
+
+    def image() -> str:
+        return kube.all_pods()["vectors-0"]["spec"]["containers"][0]["image"]
+
+    eventually(lambda: "NEW_VERSION" in image(), ignoring=(KeyError,))
 
 
 def test_from_python(kube: Kube, command: Start) -> None:
     command("-n", "default", "--interval=0.2")
     config = str(kube.plane.kubeconfig())
     environment = {"KUBECONFIG": config, "PYTHONPATH": str(TOP)}
-    minimal = ("--namespace=default", "-f", str(TOP / "samples/minimal.yaml"))
-    kube.kubectl("apply", *minimal)
-    kube.kubectl("wait", "--for=condition=Ready", "--timeout=60s", *minimal)
     _, code = blocks("python", README)
-    assert python("-c", code, **environment) == "1\n['minimal-0']\n"
-    kube.kubectl("delete", *minimal)
-    (code,) = blocks("python", chapter("From Python"))
-    said = python("-c", code, **environment).splitlines()
-    assert said[0] == "milvusdb/milvus:v2.6.25 ['from-python-0']"
-    assert said[-1] == "['from-python-0', 'from-python-1']"
+    assert python("-c", code, **environment) == "2 ['from-python-0', 'from-python-1']\n"
