@@ -45,7 +45,7 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float) -> None:
 
 def test_a_long_list_is_not_a_stuck_loop() -> None:
     """Each page is progress; a page that does not come for long is none."""
-    several = [milvus(f"x{number}", replicas=0) for number in range(300)]
+    several = [milvus(f"x{number}", replicas=0) for number in range(3 * mo.PAGE)]
     world = World(*several)
     alive = []
 
