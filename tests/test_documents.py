@@ -174,7 +174,6 @@ NOT_RUN = {
     "kubectl label -n milvus-polling-operator-system": "CRDs of Prometheus",
     "make image bundle": "a container engine, a registry and OLM",
     "kubectl get mi -A": "placeholders; the same commands are run elsewhere, but `kubectl logs`",
-    "kubectl delete node": "other tests use the simulated node",
     "bash standalone_embed.sh stop": "Docker; tests/test_milvus.py does it with the real server",
 }
 
@@ -206,9 +205,10 @@ def test_commands_that_change_a_milvus(kube: Kube, command: Start, tmp_path: Pat
     run(restart)
     eventually(lambda: kube.uids().keys() == before.keys() and kube.uids() != before)
     run(ready)
-    hour, _ = blocks("sh", chapter("Choose the hour of an update"))
+    change, restart, _ = blocks("sh", chapter("Choose the hour of an update"))
+    run(change)
     # kubectl waits forever for a pod that is deleted and created again within milliseconds, as here.
-    said = run(hour.replace("kubectl delete", "sleep 2; kubectl delete --wait=false"))
+    said = run(restart.replace("kubectl delete", "sleep 2; kubectl delete --wait=false"))
     assert "condition met" in said
 
     def image() -> str:

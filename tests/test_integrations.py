@@ -49,7 +49,7 @@ STATES = {
         READY | {"metadata": CHANGED["metadata"]}
     ],
     "is in a rolling update": [written(CHANGED, pods("x-0 old, x-1 old"))],
-    "is `Invalid`; or, for half a minute, `NameConflict`, `QuotaExceeded` or `Forbidden`": [
+    "has a spec that the operator rejects; or the API server has rejected something for half a minute": [
         written(milvus(milvusSpec="a: [b"), []),
         rejected("NameConflict"),
         rejected("QuotaExceeded"),
@@ -100,7 +100,7 @@ def test_the_pod_monitor_finds_the_operator() -> None:
     assert labels.items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     (port,) = container["ports"]
-    assert monitor["podMetricsEndpoints"] == [{"port": port["name"]}]
+    assert monitor["podMetricsEndpoints"] == [{"port": port["name"], "honorLabels": True}]
     assert f"--health-port={port['containerPort']}" in container["args"]
 
 
