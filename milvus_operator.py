@@ -83,6 +83,7 @@ POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MILVUS_LABEL = f"{GROUP}/milvus"  # finds what is ours; the labels above are for people
 MADE_BY = f"{GROUP}/operator-version"  # annotation: of the operator that made the pod
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
+UNKNOWN = "unknown"  # the fingerprint of a pod that had none when it was adopted
 
 # Reasons of the conditions. SpecIsText is no failure: Reconciled stays True.
 RECONCILED = "Reconciled"
@@ -92,7 +93,7 @@ FORBIDDEN = "Forbidden"
 NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
-CLAIM_TERMINATING = "ClaimTerminating"
+TEMPLATE_UNKNOWN = "TemplateUnknown"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
@@ -1025,16 +1026,18 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
-    return template_hash_of(pod) != spec.template_hash
+    """Whether it is of another template. Of a pod that has lost its fingerprint, that is not known:
+    what removes it would remove that of the next pod, too, and none would ever stay."""
+    return template_hash_of(pod) not in (None, spec.template_hash)
 
 
 def held_back(spec: Spec, claims: Objs) -> set[int]:
-    """The ordinals whose claims are being deleted. When the pod is gone, the claim goes, and its
-    data with it. So such a pod is left, unless it is surplus; if it is gone, none is created until
-    the claim is gone, too. Without storage, claims are not ours."""
+    """The ordinals whose claims are being deleted, or have lost their volumes. When the pod is
+    gone, so is the access to its data. So such a pod is left, unless it is surplus; if it is gone,
+    none is created until the claim is gone, too. Without storage, claims are not ours."""
     if not spec.storage:
         return set()
-    return {ordinal for ordinal, claim in claims.items() if is_ending(claim)}
+    return {o for o, claim in claims.items() if is_ending(claim) or phase_of(claim) == "Lost"}
 
 
 def decide(
@@ -1205,17 +1208,26 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Pro
     return Why(reason, text)
 
 
-def reconciliation(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Problems) -> Why:
+def reconciliation(milvus: Obj, spec: Spec, mine: Objs, claims: Objs, problems: Problems) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING:
             return problem
-    for ordinal, pod in sorted(mine.items()):
-        if ordinal in held and ordinal < spec.replicas and not (is_ending(pod) or is_finished(pod)):
+    held = held_back(spec, claims)
+    running = {o: pod for o, pod in mine.items() if not (is_ending(pod) or is_finished(pod))}
+    for ordinal in sorted(running.keys() & range(spec.replicas)):
+        if ordinal in held:
+            state = "Terminating" if is_ending(claims[ordinal]) else phase_of(claims[ordinal])
             text = (
-                f"claim {claim_name(milvus, ordinal)} is being deleted, and only its pod keeps it"
+                f"claim {claim_name(milvus, ordinal)} is {state}, and only its pod keeps the data"
             )
-            return Why(CLAIM_TERMINATING, f"{text}: back up the data before the pod ends")
+            return Why(f"Claim{state}", f"{text}: back it up before the pod ends")
+        if not template_hash_of(running[ordinal]):
+            text = f"something has removed the annotation {TEMPLATE_HASH} of"
+            advice = (
+                "so it is not known whether that pod is up to date; find out what, then delete it"
+            )
+            return Why(TEMPLATE_UNKNOWN, f"{text} {pod_name(milvus, ordinal)}, {advice}")
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
@@ -1237,9 +1249,8 @@ def status_of(
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
-        held = held_back(spec, claims)
-        ready = readiness(milvus, spec, mine, held, problems)
-        reconciled = reconciliation(milvus, spec, mine, held, problems)
+        ready = readiness(milvus, spec, mine, held_back(spec, claims), problems)
+        reconciled = reconciliation(milvus, spec, mine, claims, problems)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
     conditions = [
@@ -2046,10 +2057,12 @@ class Visit:
         self.note("Created", kind, action)
 
     def adopt(self, action: Action) -> None:
-        """Set a pod's owner and label. Its Milvus, which was listed later, is not being deleted."""
+        """Set a pod's owner, label and fingerprint. Its Milvus, which was listed later, is not
+        being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         metadata["labels"] = our_label(self.milvus)
+        metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(action.obj) or UNKNOWN}
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
         self.note("Adopted", "pod", action)
 

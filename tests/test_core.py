@@ -37,7 +37,7 @@ ACTIONS = {
     "3: x-0 old starting, x-1 old starting, x-2 old": "replace x-0, replace x-1",
     "1: x-0 old, x-1": "delete x-1",
     "1: x-0 old starting, x-1": "delete x-1, replace x-0",
-    "2: x-0, x-1 bare": "replace x-1",
+    "2: x-0, x-1 bare": "",  # something removed its fingerprint, and would remove the next
     # Pods whose nodes fell silent may still serve requests, and may come back.
     "2: x-0 old silent, x-1 old silent": "",
     "2: x-0 old silent, x-1 old": "",

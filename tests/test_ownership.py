@@ -130,6 +130,21 @@ def test_an_adopted_pod_that_is_gone_is_created_at_once() -> None:
     assert world.names("create", "pods") == ["x-0"]
 
 
+def test_what_removes_the_fingerprint_of_each_pod_restarts_no_database() -> None:
+    """A policy that drops annotations which it does not know, for example."""
+    world = World(milvus(replicas=2))
+
+    def strip(request: Request) -> None:
+        del request.body["metadata"]["annotations"]
+
+    world.server.when("create", "pods", strip)
+    world.live(100)
+    assert world.names("delete", "pods") == []
+    assert world.reason(kind="Ready") == "Ready"
+    assert world.reason() == "TemplateUnknown"
+    assert "the annotation zilliz.com/template-hash of x-0, so it is not known" in world.message()
+
+
 def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:
     """`kubectl delete --cascade=orphan` takes the owner from the pods of a Milvus that ends, also
     between two lists; the garbage collector would delete what is adopted."""

@@ -101,7 +101,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.live(3)
     assert world.reason() == "ClaimTerminating"
     assert world.message() == (
-        "claim data-x-1 is being deleted, and only its pod keeps it: back up the data before the pod ends"
+        "claim data-x-1 is Terminating, and only its pod keeps the data: back it up before the pod ends"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
     waits = "; it waits until its claim data-x-0 has been deleted"
@@ -132,6 +132,17 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.change("x", replicas=1)
     world.settle()
     assert world.reason() == "Reconciled", "of surplus pods, nothing is said"
+
+
+def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data() -> None:
+    world = at_rest(milvus(replicas=2, **STORED))
+    set_phase(world, "data-x-1", "Lost")
+    world.change("x", image="milvus:2")
+        world.live(20)
+    assert world.names("delete", "pods") == ["x-0"], "it has a claim of its own"
+    assert world.reason() == "ClaimLost"
+    assert "claim data-x-1 is Lost, and only its pod keeps the data" in world.message()
+    assert "it waits until its claim data-x-1" in world.condition("x", "Ready")["message"]
 
 
 def test_a_milvus_without_storage_waits_for_no_claim() -> None:
