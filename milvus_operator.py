@@ -2057,12 +2057,13 @@ class Visit:
         self.note("Created", kind, action)
 
     def adopt(self, action: Action) -> None:
-        """Set a pod's owner, label and fingerprint. Its Milvus, which was listed later, is not
-        being deleted."""
+        """Set a pod's owner and label, and mark one that has no fingerprint. Its Milvus, which was
+        listed later, is not being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         metadata["labels"] = our_label(self.milvus)
-        metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(action.obj) or UNKNOWN}
+        if not template_hash_of(action.obj):
+            metadata["annotations"] = {TEMPLATE_HASH: UNKNOWN}
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
         self.note("Adopted", "pod", action)
 

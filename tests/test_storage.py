@@ -138,7 +138,7 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world = at_rest(milvus(replicas=2, **STORED))
     set_phase(world, "data-x-1", "Lost")
     world.change("x", image="milvus:2")
-        world.live(20)
+    world.live(20)
     assert world.names("delete", "pods") == ["x-0"], "it has a claim of its own"
     assert world.reason() == "ClaimLost"
     assert "claim data-x-1 is Lost, and only its pod keeps the data" in world.message()
