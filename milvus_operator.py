@@ -1927,8 +1927,9 @@ class Visit:
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
+        failing = set[str]()  # verbs that would fail for each pod, such as create by a quota
         for action in actions:
-            if self.retries.waits(action.key, now):
+            if action.verb in failing or self.retries.waits(action.key, now):
                 continue
             if not self.api.may_write():
                 # What is cut off keeps its place in the line.
@@ -1937,8 +1938,10 @@ class Visit:
             error = self.attempt(action.key, getattr(self, action.verb), action)
             if not error:
                 self.retries.succeeded(ANSWER, now)
-            elif error.meets_all and not self.retries.tries_once:
+            elif error.is_lost and not self.retries.tries_once:
                 break
+            elif error.meets_all and not self.retries.tries_once:
+                failing.add(action.verb)
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
         """Try something, and remember what came of it: see the table above `Retry`."""

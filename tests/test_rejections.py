@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
+from urllib3 import HTTPResponse
 
 import milvus_operator as mo
-from tests.lib.front import Request
+from tests.lib.front import Rejected, Request, http_response
 from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
@@ -43,6 +44,24 @@ def test_a_write_that_times_out_is_told_once_with_what_may_be_the_cause() -> Non
     advice = "perhaps an admission webhook is slow, or not there"
     assert world.warnings == [f"milvus test/x: Read timed out after 10 s: {advice}"]
     assert len(world.requests("patch", "milvuses/status")) <= 2
+
+
+def test_many_pods_that_exceed_a_quota_keep_nothing_else_from_being_done() -> None:
+    """One of them is always due; what comes after them must not wait until none is."""
+    world = World(milvus(replicas=40))
+
+    def exceed(request: Request) -> HTTPResponse | None:
+        if len(world.pods()) < 20:
+            return None
+        status = Rejected(
+            403, "Forbidden", f'pods "{request.name}" is forbidden: exceeded quota: a'
+        )
+        return http_response(403, status.status)
+
+    world.server.when("create", "pods", exceed)
+    world.run(30)
+    assert world.names("create", "services") == ["x"]
+    assert world.reason() == "QuotaExceeded"
 
 
 @pytest.mark.parametrize("reason", ["Conflict", "NotFound"])
