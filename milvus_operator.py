@@ -672,8 +672,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     }
     merged = overlay(generated, spec.pod, "spec.pod")  # the user's wins
     theirs = spec.pod.get("spec", {})
-    names_account = theirs.keys() & {"serviceAccountName", "serviceAccount"}
-    if names_account and "automountServiceAccountToken" not in theirs:
+    account = theirs.get("serviceAccountName") or theirs.get("serviceAccount")
+    if account and "automountServiceAccountToken" not in theirs:
         del merged["spec"]["automountServiceAccountToken"]  # to name one is to ask for its token
     ours = {
         "name": pod_name(milvus, ordinal),
@@ -2275,7 +2275,8 @@ class Operator:
         log.log(level, "pass finished: %s: %s", total, counts or "nothing to do")
 
     def all_visits(self) -> list[Visit]:
-        return [visit for visits in self.visits.values() for visit in visits]
+        # As a list, because the health server asks, too, while a pass may add a namespace.
+        return [visit for visits in list(self.visits.values()) for visit in visits]
 
 
 # ---------- Workarounds for the client library ----------

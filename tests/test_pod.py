@@ -224,6 +224,8 @@ OVER_POD = {
     "serviceAccountName: app": "{serviceAccountName: app, automountServiceAccountToken: null}",
     "serviceAccount: app": "{serviceAccount: app, automountServiceAccountToken: null}",
     "{containers: null, volumes: null}": "{}",
+    "{serviceAccountName: null}": "{}",
+    "{serviceAccountName: ''}": "{serviceAccountName: ''}",
     "{serviceAccountName: a, automountServiceAccountToken: false}": "serviceAccountName: a",
 }
 OVER_CONTAINER = {
