@@ -859,9 +859,9 @@ def ends_with_pod(place: Place) -> bool:
 def stays(place: Place) -> bool:
     """Whether it holds vectors, or the list of them, and stays when the pod ends. Of an etcd that
     is not embedded, that is not known: it may be a container of the pod."""
-    is_service = place.setting not in FOLDERS
-    is_kept = bool(place.source) and not ends_with_pod(place)
-    return is_kept and (place.what == "vectors" or (place.what == "metadata" and not is_service))
+    if place.what == "queue" or not place.source or ends_with_pod(place):
+        return False
+    return place.what == "vectors" or place.setting in FOLDERS
 
 
 def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
@@ -1044,8 +1044,8 @@ def decide(
     milvus: Obj, spec: Spec, named: Objs, claims: Objs, lacks_service: bool, refused: Refused
 ) -> Iterator[Action]:
     """Everything that should be done about the objects with our names. The order matters:
-    a failure that would meet all pods alike, such as an exceeded quota, ends what is done in a
-    pass. So deletions come before creations, and what can wait comes last."""
+    deletions come before creations, because they make room in a quota, and what can wait comes
+    last. A write without an answer ends what is done in a pass."""
     mine = members(milvus, named)
     held = held_back(spec, claims)
     yield from tidy(milvus, spec, named, mine, held)
@@ -1224,10 +1224,9 @@ def reconciliation(milvus: Obj, spec: Spec, mine: Objs, claims: Objs, problems: 
             return Why(f"Claim{state}", f"{text}: back it up before the pod ends")
         if not template_hash_of(running[ordinal]):
             text = f"something has removed the annotation {TEMPLATE_HASH} of"
-            advice = (
-                "so it is not known whether that pod is up to date; find out what, then delete it"
-            )
-            return Why(TEMPLATE_UNKNOWN, f"{text} {pod_name(milvus, ordinal)}, {advice}")
+            advice = "so it is not known whether that pod is up to date"
+            cure = "find out what does, then delete the pod"
+            return Why(TEMPLATE_UNKNOWN, f"{text} {pod_name(milvus, ordinal)}, {advice}; {cure}")
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
@@ -1938,9 +1937,11 @@ class Visit:
             error = self.attempt(action.key, getattr(self, action.verb), action)
             if not error:
                 self.retries.succeeded(ANSWER, now)
-            elif error.is_lost and not self.retries.tries_once:
+            elif self.retries.tries_once:
+                continue
+            elif error.is_lost:
                 break
-            elif error.meets_all and not self.retries.tries_once:
+            elif error.meets_all:
                 failing.add(action.verb)
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
