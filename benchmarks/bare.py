@@ -4,6 +4,7 @@
     python -m benchmarks.bare NAMESPACE delete_pods         # all but the first of each Milvus
     python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
     python -m benchmarks.bare NAMESPACE watch_all           # the same, as an idle controller does it
+    python -m benchmarks.bare NAMESPACE rest                # ask for nothing
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
     python -m benchmarks.bare NAMESPACE run_stateful_sets   # also with the same pods
 
@@ -142,6 +143,9 @@ class Namespace:
             page = self.send("GET", f"{path}limit=1")
             version = page["metadata"]["resourceVersion"]
             self.threads.submit(self.watch, f"{path}watch=1&resourceVersion={version}")
+        self.rest()
+
+    def rest(self) -> None:
         while True:
             print(AT_REST, flush=True)
             time.sleep(5)

@@ -48,7 +48,7 @@ DELETE = ("-m", "benchmarks.bare", "{}", "delete_pods")
 KOPF = ("-m", "kopf", "run", "-q", "-n{}", "benchmarks/peer_kopf.py")
 LIST = ("-m", "benchmarks.bare", "{}", "list_all")
 WATCH = ("-m", "benchmarks.bare", "{}", "watch_all")
-NOBODY = ("-c", "while True: print('nothing to do', flush=True), __import__('time').sleep(5)")
+NOBODY = ("-m", "benchmarks.bare", "{}", "rest")
 REPLICA_SETS = ("-m", "benchmarks.bare", "{}", "run_replica_sets")
 STATEFUL_SETS = ("-m", "benchmarks.bare", "{}", "run_stateful_sets")
 
