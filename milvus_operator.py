@@ -995,9 +995,32 @@ class Action(NamedTuple):
         return self.verb, self.ordinal
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A Milvus, and the objects that have its names, as the lists of a pass show them."""
+
+    milvus: Obj
+    named: Objs  # the pods, whoever owns them
+    claims: Objs
+    lacks_service: bool
+
+    @cached_property
+    def mine(self) -> Objs:
+        """Those of the pods that this Milvus owns."""
+        return {ordinal: pod for ordinal, pod in self.named.items() if owns(self.milvus, pod)}
+
+    def held_back(self, spec: Spec) -> set[int]:
+        """The ordinals whose claims are being deleted, or have lost their volumes. When the pod is
+        gone, so is the access to its data. So such a pod is left, unless it is surplus; if it is
+        gone, none is created until the claim is gone, too. Without storage, claims are not ours."""
+        if not spec.storage:
+            return set()
+        claims = self.claims.items()
+        return {o for o, claim in claims if is_ending(claim) or phase_of(claim) == "Lost"}
+
+
 def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
-    """Pods or claims by full name without the ordinal, then by ordinal. Below, `named` are the pods
-    that have the names of one Milvus, whoever owns them."""
+    """Pods or claims by full name without the ordinal, then by ordinal."""
     found = defaultdict[str, Objs](dict)
     for obj in objects:
         if match := re.fullmatch("(.+)-(0|[1-9][0-9]*)", full_name(obj)):
@@ -1009,11 +1032,6 @@ def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
 def owns(milvus: Obj, pod: Obj) -> bool:
     """Ownership is a UID."""
     return controller_of(pod).get("uid") == uid_of(milvus)
-
-
-def members(milvus: Obj, named: Objs) -> Objs:
-    """Those of the pods with our names that this Milvus owns."""
-    return {ordinal: pod for ordinal, pod in named.items() if owns(milvus, pod)}
 
 
 def has_our_label(milvus: Obj, pod: Obj) -> bool:
@@ -1031,41 +1049,30 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) not in (None, spec.template_hash)
 
 
-def held_back(spec: Spec, claims: Objs) -> set[int]:
-    """The ordinals whose claims are being deleted, or have lost their volumes. When the pod is
-    gone, so is the access to its data. So such a pod is left, unless it is surplus; if it is gone,
-    none is created until the claim is gone, too. Without storage, claims are not ours."""
-    if not spec.storage:
-        return set()
-    return {o for o, claim in claims.items() if is_ending(claim) or phase_of(claim) == "Lost"}
-
-
-def decide(
-    milvus: Obj, spec: Spec, named: Objs, claims: Objs, lacks_service: bool, refused: Refused
-) -> Iterator[Action]:
+def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Everything that should be done about the objects with our names. The order matters:
     deletions come before creations, because they make room in a quota, and what can wait comes
     last. A write without an answer ends what is done in a pass."""
-    mine = members(milvus, named)
-    held = held_back(spec, claims)
-    yield from tidy(milvus, spec, named, mine, held)
-    yield from complete(milvus, spec, named, mine, claims, held)
-    yield from roll(spec, mine, held, refused)
-    for ordinal, claim in sorted(claims.items()):
+    yield from tidy(seen, spec)
+    yield from complete(seen, spec)
+    yield from roll(seen, spec, refused)
+    for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
-    if lacks_service:
-        yield Action("expose", SERVICE, new_service(milvus))
+    if seen.lacks_service:
+        yield Action("expose", SERVICE, new_service(seen.milvus))
 
 
-def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, held: set[int]) -> Iterator[Action]:
+def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
     """Adopt orphans, delete surplus pods, and those that have ended."""
-    for ordinal, pod in sorted(named.items()):
+    milvus = seen.milvus
+    held = seen.held_back(spec)
+    for ordinal, pod in sorted(seen.named.items()):
         if is_ending(pod):
             continue
         if is_orphan(milvus, pod):
             yield Action("adopt", ordinal, pod, ORPHANED)
-        elif ordinal not in mine:
+        elif ordinal not in seen.mine:
             continue  # where it is in the way, a create fails and tells whose it is
         elif not has_our_label(milvus, pod):  # but another value of it
             yield Action("adopt", ordinal, pod, UNLABELLED)
@@ -1075,18 +1082,17 @@ def tidy(milvus: Obj, spec: Spec, named: Objs, mine: Objs, held: set[int]) -> It
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
-def complete(
-    milvus: Obj, spec: Spec, named: Objs, mine: Objs, claims: Objs, held: set[int]
-) -> Iterator[Action]:
+def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
-    taken = {o for o, pod in named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*mine, *taken, *held}
+    milvus = seen.milvus
+    taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
+    not_missing = {*seen.mine, *taken, *seen.held_back(spec)}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
-    for ordinal, pod in sorted(mine.items()):
+    for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_ending(pod) and not is_finished(pod)
-        if spec.storage and is_there and ordinal not in claims:
+        if spec.storage and is_there and ordinal not in seen.claims:
             yield Action("claim", ordinal, new_claim(milvus, spec, ordinal))
 
 
@@ -1098,12 +1104,14 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
 
 
-def roll(spec: Spec, mine: Objs, held: set[int], refused: Refused) -> Iterator[Action]:
+def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
     the highest ordinal goes, and only if no other pod is unavailable."""
     if spec.updates_on_delete:
         return
+    mine = seen.mine
+    held = seen.held_back(spec)
     outdated = [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
     actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated if o not in held}
     for ordinal, action in actions.items():
@@ -1125,7 +1133,7 @@ def roll(spec: Spec, mine: Objs, held: set[int], refused: Refused) -> Iterator[A
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim is being deleted is not replaced: see `held_back`.
+# A desired pod whose claim is being deleted is not replaced: see `Observed.held_back`.
 def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
     """Whether a roll waits for any pod. A surplus one that may serve counts, because this pass
     deletes it: it must not take down two pods that serve."""
@@ -1176,12 +1184,12 @@ MATCHING = "the pods match the spec or are being brought in line with it"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def readiness(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Problems) -> Why:
+def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
     """What the Ready condition says; the reason is Ready if it is true."""
     unready = {}
     outdated = {}
     for ordinal in range(spec.replicas):
-        pod = mine.get(ordinal)
+        pod = seen.mine.get(ordinal)
         if not pod:
             unready[ordinal] = problems.get(ordinal, Why("Creating", "it has not been created yet"))
         elif is_finished(pod):  # if it could not be restarted, that says more
@@ -1202,54 +1210,46 @@ def readiness(milvus: Obj, spec: Spec, mine: Objs, held: Set[int], problems: Pro
     lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
     ordinal, *_ = [*lasting, *unready]  # the first that lasts, or else the first
     reason, message = unready[ordinal]
-    text += f"; {pod_name(milvus, ordinal)}: {message or reason}"
-    if ordinal in held:
-        text += f"; it waits until its claim {claim_name(milvus, ordinal)} has been deleted"
+    text += f"; {pod_name(seen.milvus, ordinal)}: {message or reason}"
+    if ordinal in seen.held_back(spec):
+        text += f"; it waits until its claim {claim_name(seen.milvus, ordinal)} has been deleted"
     return Why(reason, text)
 
 
-def reconciliation(milvus: Obj, spec: Spec, mine: Objs, claims: Objs, problems: Problems) -> Why:
+def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING:
             return problem
-    held = held_back(spec, claims)
-    running = {o: pod for o, pod in mine.items() if not (is_ending(pod) or is_finished(pod))}
+    held = seen.held_back(spec)
+    running = {o: pod for o, pod in seen.mine.items() if not (is_ending(pod) or is_finished(pod))}
     for ordinal in sorted(running.keys() & range(spec.replicas)):
         if ordinal in held:
-            state = "Terminating" if is_ending(claims[ordinal]) else phase_of(claims[ordinal])
-            text = (
-                f"claim {claim_name(milvus, ordinal)} is {state}, and only its pod keeps the data"
-            )
+            claim = seen.claims[ordinal]
+            state = "Terminating" if is_ending(claim) else phase_of(claim)
+            text = f"claim {name_of(claim)} is {state}, and only its pod keeps the data"
             return Why(f"Claim{state}", f"{text}: back it up before the pod ends")
         if not template_hash_of(running[ordinal]):
             text = f"something has removed the annotation {TEMPLATE_HASH} of"
             advice = "so it is not known whether that pod is up to date"
             cure = "find out what does, then delete the pod"
-            return Why(TEMPLATE_UNKNOWN, f"{text} {pod_name(milvus, ordinal)}, {advice}; {cure}")
+            name = name_of(running[ordinal])
+            return Why(TEMPLATE_UNKNOWN, f"{text} {name}, {advice}; {cure}")
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
 
 
-def status_of(
-    milvus: Obj,
-    spec: Spec,
-    named: Objs,
-    claims: Objs,
-    problems: Problems,
-    lasting: Set[str],
-    now: str,
-) -> Obj:
+def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str], now: str) -> Obj:
     """The status of a Milvus. `problems` says what has failed, and `lasting` which reasons have
     for a while; `now` is a time in RFC 3339."""
-    mine = members(milvus, named)
-    present = [pod for _, pod in sorted(mine.items()) if not is_ending(pod)]
+    milvus = seen.milvus
+    present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
         ready = reconciled = Why(INVALID, spec.invalid)
     else:
-        ready = readiness(milvus, spec, mine, held_back(spec, claims), problems)
-        reconciled = reconciliation(milvus, spec, mine, claims, problems)
+        ready = readiness(seen, spec, problems)
+        reconciled = reconciliation(seen, spec, problems)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
     conditions = [
@@ -1823,11 +1823,7 @@ class Visit:
     """One Milvus in one pass: what the lists show of it, and what is done about it."""
 
     api: Api
-    milvus: Obj
-    named: Objs  # the pods that have its names
-    claims: Objs
-    services: Sequence[Obj]  # the one that has its name, if it is there
-    lacks_service: bool
+    seen: Observed
     last: Outcome  # of the visit before
     began: float = 0.0
     spec: Spec = Spec()
@@ -1836,17 +1832,14 @@ class Visit:
     due: float = inf
 
     def __post_init__(self) -> None:
+        self.milvus = self.seen.milvus
         self.outcome = self.last  # until this visit has been made
         self.retries = self.last.retries
 
-    @cached_property
-    def mine(self) -> Objs:
-        return members(self.milvus, self.named)
-
     @property
     def versions(self) -> Sequence[Any]:
-        objects = [self.milvus, *self.named.values(), *self.claims.values(), *self.services]
-        return [self.lacks_service, *(obj["metadata"]["resourceVersion"] for obj in objects)]
+        objects = [self.milvus, *self.seen.named.values(), *self.seen.claims.values()]
+        return [self.seen.lacks_service, *(obj["metadata"]["resourceVersion"] for obj in objects)]
 
     @property
     def is_due(self) -> bool:
@@ -1896,8 +1889,7 @@ class Visit:
             if not self.last.owes_status:
                 return self.new_outcome(self.last.state, self.last.told, owes_status=True)
         problems, lasting = self.retries.problems(), self.retries.lasting(now)
-        seen = self.milvus, self.spec, self.named, self.claims
-        status = status_of(*seen, problems, lasting, timestamp())
+        status = status_of(self.seen, self.spec, problems, lasting, timestamp())
         told = self.tell_news(status)
         is_right = self.write_status(status)
 
@@ -1908,21 +1900,19 @@ class Visit:
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
-            self.spec = spec_of(self.milvus, self.mine)
+            self.spec = spec_of(self.milvus, self.seen.mine)
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
             self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
-        if self.spec.invalid:
-            return []
-        seen = self.named, self.claims, self.lacks_service
-        return list(decide(self.milvus, self.spec, *seen, refused))
+        return [] if self.spec.invalid else list(decide(self.seen, self.spec, refused))
 
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
-        turns = {("replace", o) for o, pod in self.mine.items() if is_outdated(pod, self.spec)}
+        mine = self.seen.mine.items()
+        turns = {("replace", ordinal) for ordinal, pod in mine if is_outdated(pod, self.spec)}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
@@ -2038,7 +2028,7 @@ class Visit:
                 return
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
         self.note("Created", "pod", action)
-        if self.spec.storage and action.ordinal not in self.claims:
+        if self.spec.storage and action.ordinal not in self.seen.claims:
             claim = new_claim(self.milvus, self.spec, action.ordinal)
             # If this fails, the next pass finds a pod without a claim, and tries again.
             self.claim(Action("claim", action.ordinal, claim))
@@ -2227,24 +2217,23 @@ class Operator:
         forgotten; a new spec is due now."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
-        services_of = {full_name(service): [service] for service in lists.services or []}
+        exposed = {full_name(service) for service in lists.services or []}
         last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
         }
-        now = self.api.clock()
-        return [
-            Visit(
-                api=self.api,
+        visits = []
+        for milvus in lists.milvuses:
+            if is_ending(milvus):
+                continue
+            seen = Observed(
                 milvus=milvus,
                 named=pods_of[full_name(milvus)],
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
-                services=services_of.get(full_name(milvus), ()),
-                lacks_service=lists.services is not None and full_name(milvus) not in services_of,
-                last=last.get(spec_version(milvus)) or Outcome(Retries(self.tries_once), due=now),
+                lacks_service=lists.services is not None and full_name(milvus) not in exposed,
             )
-            for milvus in lists.milvuses
-            if not is_ending(milvus)
-        ]
+            new = Outcome(Retries(self.tries_once), due=self.api.clock())
+            visits.append(Visit(self.api, seen, last.get(spec_version(milvus), new)))
+        return visits
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that

@@ -8,7 +8,6 @@ import click
 import pytest
 
 import milvus_operator as mo
-from tests.lib.front import Obj
 from tests.lib.kit import eventually
 from tests.lib.world import World, at_rest, metric, milvus
 
@@ -135,10 +134,10 @@ def test_a_bug_delays_no_other(function: str, monkeypatch: pytest.MonkeyPatch) -
     world = World(milvus(), milvus("y"))
     real = getattr(mo, function)
 
-    def failing(milvus: Obj, *arguments: Any) -> Any:
-        if mo.name_of(milvus) == "x":
+    def failing(seen: mo.Observed, *arguments: Any) -> Any:
+        if mo.name_of(seen.milvus) == "x":
             raise ZeroDivisionError("hunter2")
-        return real(milvus, *arguments)
+        return real(seen, *arguments)
 
     monkeypatch.setattr(mo, function, failing)
     world.passes(10)

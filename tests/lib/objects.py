@@ -58,7 +58,8 @@ def decided(
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return [*mo.decide(milvus, read(milvus), mine, stored, lacks_service, refused)]
+    seen = mo.Observed(milvus, mine, stored, lacks_service)
+    return [*mo.decide(seen, read(milvus), refused)]
 
 
 def new_status(
@@ -71,7 +72,8 @@ def new_status(
     """The status that is written; `problems` is by ordinal, and has lasted a while."""
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    return mo.status_of(milvus, read(milvus), mine, stored, problems, lasting, NOW)
+    seen = mo.Observed(milvus, mine, stored, lacks_service=False)
+    return mo.status_of(seen, read(milvus), problems, lasting, NOW)
 
 
 # --- Pods ---
