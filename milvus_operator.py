@@ -1003,6 +1003,7 @@ class Observed:
     named: Objs  # the pods, whoever owns them
     claims: Objs
     lacks_service: bool
+    doomed: Set[int] = frozenset()  # ordinals; a delete that got no answer may still take effect
 
     @cached_property
     def mine(self) -> Objs:
@@ -1107,7 +1108,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
-    the highest ordinal goes, and only if no other pod is unavailable."""
+    the highest ordinal goes, and only if no other pod is unavailable, or may be at any moment."""
     if spec.updates_on_delete:
         return
     mine = seen.mine
@@ -1118,8 +1119,12 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
         if serves_nobody(mine[ordinal]):
             yield action
     if not is_any_unavailable(spec, mine, refused):
-        ready = [action for o, action in actions.items() if is_ready(mine[o])]
-        yield from [action for action in ready if action.key not in refused][-1:]
+        ready = [
+            action
+            for o, action in actions.items()
+            if is_ready(mine[o]) and action.key not in refused and seen.doomed <= {o}
+        ]
+        yield from ready[-1:]
 
 
 # A pod that is desired and …              is replaced       a roll waits for it
@@ -1133,7 +1138,8 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim is being deleted is not replaced: see `Observed.held_back`.
+# A desired pod whose claim is being deleted is not replaced: see `Observed.held_back`. And while a
+# delete may still take effect, no other pod that is Ready is replaced.
 def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
     """Whether a roll waits for any pod. A surplus one that may serve counts, because this pass
     deletes it: it must not take down two pods that serve."""
@@ -1326,8 +1332,9 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 #                                is PACED, when            10 s, 20 s, 40 s, then a minute
 #   refused: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
-#   lost: there was no answer,   the problem, also that    the same; a roll waits, because a lost
-#   or "later"                   of ANSWER                 delete may take effect for a minute
+#   lost: there was no answer,   the problem, also that    the same, after all others; a roll waits,
+#   or "later"                   of ANSWER; a delete, by   because a lost delete may take effect for
+#                                the pod's UID             a minute, even after a change of the spec
 #   its dry run was refused      the problem               the same; a roll waits, because another
 #                                                          pod would be refused, too
 #   stale: the lists were old    nothing                   what is to do by new lists
@@ -1341,8 +1348,7 @@ class Retry(NamedTuple):
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
     since: float = 0  # when it began to fail for this reason
-    lost: float = -inf  # when a try was last lost
-    is_refused: bool = False  # and no try that was lost can still take effect
+    is_refused: bool = False
 
     @property
     def until(self) -> float:
@@ -1366,18 +1372,12 @@ class Retries:
     def waits(self, key: Key, now: float) -> bool:
         return key in self.last and now < self.last[key].until
 
-    def failed(
-        self, key: Key, now: float, problem: Why, is_refused: bool = False, is_lost: bool = False
-    ) -> None:
+    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
         last = self.last.get(key)
         is_same = last and last.problem and last.problem.reason == problem.reason
         since = last.since if last and is_same else now
-        lost = last.lost if last else -inf
-        if is_lost:
-            lost = now
-        is_refused = is_refused and now >= lost + SERVER_TIMEOUT
         delay = self.delay(key, FIRST_DELAY)
-        self.last[key] = Retry(now, delay, problem, since, lost, is_refused)
+        self.last[key] = Retry(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
@@ -1602,6 +1602,7 @@ class Api:
         self.pages = defaultdict[Any, dict[bytes, list[Obj]]](dict)  # of the last lists
         self.progressed = self.clock()  # when a request last ended, or a pass began
         self.changed = self.clock()  # when a list last showed something new
+        self.unanswered: dict[str, float] = {}  # when a delete got lost, by the pod's UID
         self.use(self.client)
 
     def use(self, client: ApiClient) -> None:
@@ -1754,7 +1755,18 @@ class Api:
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
-        self.request("delete", self.pods, pod["metadata"], body=body)
+        try:
+            self.request("delete", self.pods, pod["metadata"], body=body)
+        except ApiError as error:
+            if error.is_lost:
+                self.unanswered[uid_of(pod)] = self.clock()
+            raise
+
+    def doomed(self) -> Set[str]:
+        """The UIDs of pods of which a delete got no answer, and may still take effect."""
+        oldest = self.clock() - SERVER_TIMEOUT
+        self.unanswered = {uid: sent for uid, sent in self.unanswered.items() if sent > oldest}
+        return self.unanswered.keys()
 
     def send(self, event: Obj) -> None:
         """Send an event as of now, from this host; in a cluster, that is the operator's pod.
@@ -1786,8 +1798,8 @@ def timestamp(precision: str = "seconds") -> str:
 # Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
 # passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
 # needs. What came of it is returned as an Outcome, which the loop keeps, with the same Retries each
-# time. All that threads share is the Api: a request notes there when it has ended. So there are no
-# locks.
+# time. All that threads share is the Api: there, a request notes when it has ended, and a delete if
+# it got no answer. So there are no locks.
 
 
 class Change(NamedTuple):
@@ -1839,7 +1851,8 @@ class Visit:
     @property
     def versions(self) -> Sequence[Any]:
         objects = [self.milvus, *self.seen.named.values(), *self.seen.claims.values()]
-        return [self.seen.lacks_service, *(obj["metadata"]["resourceVersion"] for obj in objects)]
+        versions = [obj["metadata"]["resourceVersion"] for obj in objects]
+        return self.seen.lacks_service, self.seen.doomed, versions
 
     @property
     def is_due(self) -> bool:
@@ -1916,8 +1929,9 @@ class Visit:
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
+        """Do these; last those that failed before: else one that hangs would hold up all others."""
         failing = set[str]()  # verbs that would fail for each pod, such as create by a quota
-        for action in actions:
+        for action in sorted(actions, key=lambda action: self.retries.has_failed(action.key)):
             if action.verb in failing or self.retries.waits(action.key, now):
                 continue
             if not self.api.may_write():
@@ -1946,7 +1960,7 @@ class Visit:
             # An older CRD has no status, so that this would be tried in each pass.
             has_no_status = key == STATUS and error.status_reason == "NotFound"
             if has_no_status or not error.is_stale:
-                self.retries.failed(key, now, error.why, error.is_refused, error.is_lost)
+                self.retries.failed(key, now, error.why, error.is_refused)
             return error
         self.retries.succeeded(key, self.api.clock())
         return None
@@ -2217,6 +2231,7 @@ class Operator:
         forgotten; a new spec is due now."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
+        doomed = self.api.doomed()
         exposed = {full_name(service) for service in lists.services or []}
         last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
@@ -2225,11 +2240,13 @@ class Operator:
         for milvus in lists.milvuses:
             if is_ending(milvus):
                 continue
+            named = pods_of[full_name(milvus)]
             seen = Observed(
                 milvus=milvus,
-                named=pods_of[full_name(milvus)],
+                named=named,
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
                 lacks_service=lists.services is not None and full_name(milvus) not in exposed,
+                doomed={ordinal for ordinal, pod in named.items() if uid_of(pod) in doomed},
             )
             new = Outcome(Retries(self.tries_once), due=self.api.clock())
             visits.append(Visit(self.api, seen, last.get(spec_version(milvus), new)))

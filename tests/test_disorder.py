@@ -45,6 +45,7 @@ class Run:
         self.share = 0.3 if replicas == 1 else 0.03  # of the requests that fail
         self.faults = self.dice.sample([*CODES, *ERRORS], 2)
         self.refused = set[tuple[int, str]]()  # pods that could not be deleted, and the generation
+        self.late = dict[str, float]()  # when a delete that got no answer takes effect, by UID
         self.harm = list[str]()
         server = self.server = self.world.server
         server.when("*", "*", self.interrupt)
@@ -154,6 +155,11 @@ class Run:
         if self.dice.random() > share:
             return None
         fault = self.dice.choice(self.faults)
+        is_lost = fault in ("timeout", "Timeout", "odd")
+        if is_lost and request.verb == "delete" and request.key in self.server.objects:
+            seconds = self.dice.randrange(mo.SERVER_TIMEOUT)
+            uid = mo.uid_of(self.server.objects[request.key])
+            self.late[uid] = self.world.clock.now() + seconds
         if fault in ERRORS:
             raise ERRORS[fault]()
         if fault in REFUSED and request.verb == "delete":
@@ -176,6 +182,7 @@ class Run:
         spec = self.x["spec"]
         desired = self.desired()
         ready = {name for name, pod in self.pods_of_x().items() if is_ready(pod)}
+        doomed = {name for name, uid in self.world.uids().items() if uid in self.late}
         if request.key not in self.server.objects:
             return
         victim = self.pod(request.name)
@@ -191,6 +198,7 @@ class Run:
         if len(self.operators) == 1 and is_meant and request.name in ready & desired:
             generation = self.x["metadata"]["generation"]
             wrong = {name for name in desired ^ ready if (generation, name) not in self.refused}
+            wrong |= (doomed & ready) - {request.name}
             if wrong or image_of(victim) == spec["image"]:
                 self.harm.append(f"{request.name} was deleted in spite of {wrong}")
 
@@ -199,6 +207,7 @@ class Run:
             self.change()
             self.make_pass()
             self.world.clock.advance(self.dice.choice([0.5, 1, 5, 40]))
+            self.end_late()
         self.end_trouble()
         for _ in range(60 + ROLL):
             for operator in self.operators:
@@ -206,6 +215,15 @@ class Run:
             self.end()
             self.run()
             self.world.clock.advance(1)
+
+    def end_late(self) -> None:
+        """What got no answer takes effect, up to a minute later."""
+        now = self.world.clock.now()
+        for name, uid in self.world.uids().items():
+            if self.late.get(uid, now) < now:
+                preconditions = {"preconditions": {"uid": uid}}
+                self.server.ask("delete", "pods", name, preconditions)
+        self.late = {uid: time for uid, time in self.late.items() if time >= now}
 
     def end_trouble(self) -> None:
         """Requests succeed, strangers and the quota are gone, and no claim is being deleted: from

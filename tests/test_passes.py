@@ -158,7 +158,7 @@ def test_a_write_that_hangs_delays_others_by_ten_seconds_and_ever_more_rarely(
     assert world.clock.now() <= start + 2 * (10 + 5) + 5
     world.run(600)
     hung = [one for one in world.requests(verb, resource) if one.name in names or not only]
-    assert len(hung) <= 16
+    assert len(hung) <= 18
 
 
 def test_behind_forty_that_take_ten_seconds_to_fail_a_new_one_is_served_in_the_next_pass() -> None:

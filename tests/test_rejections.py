@@ -77,17 +77,30 @@ def test_what_is_out_of_date_is_tried_in_each_pass_and_is_no_failure(reason: str
 def test_after_a_write_without_an_answer_all_of_its_milvus_waits_and_no_other() -> None:
     """Otherwise its pods would hang one after another. A status that is written ends no wait."""
     world = World(milvus(replicas=9), milvus("y", replicas=2))
-    rule = world.hang("create", "pods", namespace="test", name="x-0")
-    others = [world.hang("create", "pods", name=f"x-{number}") for number in range(1, 9)]
+    rules = [world.hang("create", "pods", name=f"x-{number}") for number in range(9)]
     world.run(120)
     assert world.pods() == ["y-0", "y-1"]
-    assert rule.hits == 6, "each hangs for ten seconds, then 1, 2, 4, 8 and 16 are waited"
-    assert sum(other.hits for other in others) == 0
+    tries = sum(rule.hits for rule in rules)
+    assert tries == 6, "each hangs for ten seconds, then 1, 2, 4, 8 and 16 are waited"
     assert world.reason() == "APIError"
-    for one in (rule, *others):
-        one.times = 0
+    for rule in rules:
+        rule.times = 0
     world.run(300)
     assert len(world.pods()) == 11
+
+
+def test_what_always_hangs_holds_up_nothing_else_of_its_milvus() -> None:
+    world = World(milvus(replicas=4))
+    world.hang("create", "pods", name="x-1")
+    world.run(300)
+    assert world.pods() == ["x-0", "x-2", "x-3"]
+    assert len(world.server.all_of("services")) == 1
+    assert "timed out" in world.message()
+    world.server.run_pods()
+    world.server.fail("x-3")
+    world.run(100)
+    assert "restarted" not in world.message()
+    assert world.server.objects["pods", "test", "x-3"]["status"]["phase"] == "Pending"
 
 
 def test_the_wait_after_a_write_without_an_answer_ends_with_the_next_answer() -> None:

@@ -92,22 +92,9 @@ def test_what_was_refused_counts_as_long_as_it_waits_and_what_got_lost_never() -
     """Of what got lost, nobody knows whether it was done."""
     retries = mo.Retries()
     retries.failed(CREATE, 0, WHY, is_refused=True)
-    retries.failed(REPLACE, 0, WHY, is_lost=True)
+    retries.failed(REPLACE, 0, WHY)
     assert retries.refused(0.9) == {CREATE}
     assert retries.refused(1) == set()
-
-
-def test_what_got_lost_is_not_refused_before_the_api_server_has_given_it_up() -> None:
-    """However the next tries end: the lost one may still take effect, for a minute."""
-    retries = mo.Retries()
-    retries.failed(REPLACE, 0, WHY, is_lost=True)
-    for now in (1, 3, 7, 15, 31, 59):
-        retries.failed(REPLACE, now, WHY, is_refused=True)
-        assert retries.refused(now) == set()
-    retries.failed(REPLACE, 60, WHY, is_refused=True)
-    assert retries.refused(60) == {REPLACE}
-    retries.failed(REPLACE, 120, WHY, is_lost=True)
-    assert retries.refused(120) == set()
 
 
 def test_a_refused_dry_run_is_no_refused_write() -> None:

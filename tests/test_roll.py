@@ -3,6 +3,7 @@
 import pytest
 from urllib3 import HTTPResponse
 
+import milvus_operator as mo
 from tests.lib.front import Rejected, Request, http_response
 from tests.lib.world import World, at_rest, milvus, pod
 
@@ -173,6 +174,19 @@ def test_while_a_delete_may_still_take_effect_no_other_ready_pod_is_deleted() ->
     server.rules.clear()
     world.live(20)
     assert world.images() == ["milvus:3"] * 3
+
+
+def test_not_even_if_the_spec_is_changed_back_meanwhile() -> None:
+    """Then the pod that the lost delete may yet reach is up to date."""
+    world = outdated(3)
+    world.server.fault("delete", "pods", "timeout", name="x-2", times=1)
+    world.passes(1)
+    world.patch("pods", "x-1", annotations={mo.TEMPLATE_HASH: "another"})
+    world.change("x", image="milvus:1")
+    world.run(50)
+    assert deleted(world) == ["x-2"]
+    world.run(10)
+    assert deleted(world) == ["x-2", "x-1"]
 
 
 def test_a_pod_that_became_ready_since_it_was_listed_is_not_replaced_with_another() -> None:
