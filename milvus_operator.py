@@ -842,10 +842,9 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
             text = "is on a volume that ends with the pod, although spec.storage is set"
             yield Danger(f"{setting} {text}: mount another volume there, or leave spec.storage out")
         elif ends_with_pod(place) and place.what != "queue" and staying:
-            text = f"is on a volume that ends with the pod, but {staying[0]}, which belongs to it"
-            yield Danger(
-                f"{setting} {text}, stays: set spec.storage, or mount another volume there"
-            )
+            text = f"is on a volume that ends with the pod, but {staying[0]} outlives it"
+            advice = "set spec.storage, or mount another volume there"
+            yield Danger(f"{setting} {text}, and neither is of use without the other: {advice}")
         elif not ends_with_pod(place) and place == of_another and spec.replicas > 1:
             text = "is the same place for all replicas; they would delete each other's data"
             advice = "set spec.replicas to 1, or give each pod its own"
@@ -1204,13 +1203,12 @@ def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
             unready[ordinal] = why_not_ready(pod)
         elif is_outdated(pod, spec):
             outdated[ordinal] = problems.get(ordinal, Why("Updating", OUTDATED))
-    if spec.updates_on_delete:
-        text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
-        if outdated:
-            text += f"; outdated until somebody deletes them: {len(outdated)}"
-    else:
+    text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
+    if not spec.updates_on_delete:
         unready |= outdated  # last, because a rolling update waits for the others
-        text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready and up to date"
+        text += f", {len(outdated)} of them outdated" if outdated else " and up to date"
+    elif outdated:
+        text += f"; outdated until somebody deletes them: {len(outdated)}"
     if not unready:
         return Why("Ready", text)
     lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
@@ -1252,7 +1250,8 @@ def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str],
     milvus = seen.milvus
     present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
-        ready = reconciled = Why(INVALID, spec.invalid)
+        text = f"{spec.invalid}; until that is corrected, no pod is created or replaced"
+        ready = reconciled = Why(INVALID, text)
     else:
         ready = readiness(seen, spec, problems)
         reconciled = reconciliation(seen, spec, problems)

@@ -175,6 +175,7 @@ def test_pods_in_another_namespace_are_not_ours() -> None:
 def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
     found = conditions(broken, pods("x-0, x-1"))
     assert found["Stalled"].startswith(f"True Invalid: {message}")
+    assert found["Stalled"].endswith("; until that is corrected, no pod is created or replaced")
     assert found["Ready"] == found["Reconciled"] == found["Stalled"].replace("True", "False")
 
 
@@ -375,13 +376,19 @@ STALLED = ["Invalid", "NameConflict", "Forbidden", "QuotaExceeded"]
 
 
 @pytest.mark.parametrize("reason", [*STALLED, "APIError", "Waiting"])
-@pytest.mark.parametrize("there", ["x-0, x-2", "x-0, x-1 old, x-2"])
+@pytest.mark.parametrize(
+    ("there", "count"),
+    [
+        ("x-0, x-2", "2 of 3 pods are ready and up to date"),
+        ("x-0, x-1 old, x-2", "3 of 3 pods are ready, 1 of them outdated"),
+    ],
+)
 def test_what_was_rejected_is_told_and_is_stalled_while_somebody_has_to_act(
-    reason: str, there: str
+    reason: str, there: str, count: str
 ) -> None:
     problems = {2: mo.Why("APIError", "later"), 1: mo.Why(reason, "why")}
     found = conditions(milvus(3), pods(there), problems)
-    ready = f"False {reason}: 2 of 3 pods are ready and up to date; x-1: why"
+    ready = f"False {reason}: {count}; x-1: why"
     assert found.pop("Ready") == ready
     expected = {"Reconciled": f"False {reason}: why"}
     if reason in STALLED:

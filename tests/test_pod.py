@@ -403,15 +403,15 @@ UNSAFE = {
     "settings: {rocksmq.path: /q/a}}": f"rocksmq.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, emptyDir: {}}]}": f"etcd.data.dir {ENDS}",
     # The vectors stay, and what lists them ends.
-    f"settings: {{{BUCKET}}}": f"etcd.data.dir {ENDS}, but minio.rootPath, which belongs to it, stays",
-    f"{{settings: {{{BUCKET}}}, {MOUNTED % 'ephemeral: {}'}, {AT_DATA}}}": "minio.rootPath, which belongs",
+    f"settings: {{{BUCKET}}}": f"etcd.data.dir {ENDS}, but minio.rootPath outlives it",
+    f"{{settings: {{{BUCKET}}}, {MOUNTED % 'ephemeral: {}'}, {AT_DATA}}}": "minio.rootPath outlives",
     f"{{settings: {{localStorage.path: /disk/a}}, {NFS}, mounts: [{{name: mine, mountPath: /disk/}}]}}": (
-        f"etcd.data.dir {ENDS}, but localStorage.path, which"
+        f"etcd.data.dir {ENDS}, but localStorage.path outlives"
     ),
     # and the other way round: the Milvus project's Helm chart mounts an emptyDir there.
     "{volumes: [{name: data, persistentVolumeClaim: {claimName: old}}, {name: tmp, emptyDir: {}}], "
     "mounts: [{name: tmp, mountPath: /var/lib/milvus/data}]}": (
-        f"localStorage.path {ENDS}, but etcd.data.dir, which"
+        f"localStorage.path {ENDS}, but etcd.data.dir outlives"
     ),
     f"{{size: 1Gi, {MOUNTED % 'csi: {driver: a}'}, {AT_DATA}}}": f"etcd.data.dir {ENDS}",
     # One place for two pods: a folder, whatever its volume is called,
@@ -510,7 +510,7 @@ def test_a_spec_that_keeps_data_in_places_of_its_own_is_not(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "least"), [(SHARED, 2), (OUTSIDE, 1), (ENDS, 1), ("which belongs", 1)]
+    ("text", "least"), [(SHARED, 2), (OUTSIDE, 1), (ENDS, 1), ("outlives it", 1)]
 )
 def test_what_is_dangerous_and_runs_already_is_not_refused(text: str, least: int) -> None:
     """Otherwise a check that a new version brings would keep a database from being healed."""
