@@ -145,7 +145,9 @@ def flags(module: Path, *options: str) -> list[str]:
 def build(wanted: list[str], folder: Path, module: Path = MODULES, *options: str) -> None:
     """Build these commands, and start each once; those that start enter the folder."""
     say(f"building {', '.join(wanted)}, once, into {folder}")
-    say("this takes 6 to 12 minutes on two idle cores; after Ctrl-C, the next run continues")
+    say(
+        "a whole control plane takes 5 to 12 minutes on two idle cores; after Ctrl-C, the next run continues"
+    )
     started = time.monotonic()
     new = folder / "new"
     shared = [*flags(module, *options), *(COMMANDS[command] for command in wanted)]
