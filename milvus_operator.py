@@ -42,7 +42,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from http.server import ThreadingHTTPServer
@@ -1745,7 +1745,8 @@ class Api:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
             if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
-                raise replace(error, is_refused=False) from None
+                error.is_refused = False  # it is not the delete that was refused
+                raise
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
