@@ -1185,7 +1185,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # It is not news that a new Milvus is fine, so this is not said of one. It is in each status: if the
 # words changed, every status would be written anew, with an event.
-MATCHING = "the pods match the spec or are being brought in line with it"
+MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 

@@ -35,7 +35,7 @@ def test_events_tell_the_story() -> None:
         "Created: created pod x-2",
         f"NameConflict: {conflict}: {advice}",
         "Created: created pod x-1",
-        "Reconciled: the pods match the spec or are being brought in line with it",
+        "Reconciled: the operator can do what the spec asks; the condition Ready says how the pods are",
     ]
     warnings = [one for one in world.server.all_of("events") if one["type"] == "Warning"]
     assert [one["reason"] for one in warnings] == ["NameConflict"]
