@@ -85,7 +85,7 @@ MADE_BY = f"{GROUP}/operator-version"  # annotation: of the operator that made t
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 UNKNOWN = "unknown"  # the fingerprint of a pod that had none when it was adopted
 
-# Reasons of the conditions. SpecIsText is no failure: Reconciled stays True.
+# Reasons of the conditions.
 RECONCILED = "Reconciled"
 SPEC_IS_TEXT = "SpecIsText"
 INVALID = "Invalid"
@@ -95,6 +95,7 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 TEMPLATE_UNKNOWN = "TemplateUnknown"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
+SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
 WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
 TRANSIENT = {
@@ -218,18 +219,20 @@ def is_finished(pod: Obj) -> bool:
     return phase_of(pod) in ("Failed", "Succeeded")
 
 
+def is_over(pod: Obj) -> bool:
+    """Whether it is being deleted, or has ended."""
+    return is_ending(pod) or is_finished(pod)
+
+
 def is_ready(pod: Obj) -> bool:
-    if is_ending(pod) or is_finished(pod):
-        return False
-    return condition_of(pod, "Ready").get("status") == "True"
+    return not is_over(pod) and condition_of(pod, "Ready").get("status") == "True"
 
 
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node fell silent: then the node
     controller sets the condition to False, but leaves the containers ready. A kubelet that waits
-    for a readiness gate does the same, but gives a reason; such a pod serves nobody. Nor does one
-    that is ending."""
-    if is_ending(pod) or is_finished(pod):
+    for a readiness gate does the same, but gives a reason; such a pod serves nobody."""
+    if is_over(pod):
         return False
     containers = pod["status"].get("containerStatuses") or []
     # An init container that has done its work is ready; one that goes on, a sidecar, may not be.
@@ -348,7 +351,7 @@ FOLDERS = {
 WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
 ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
 LONGEST_PATH = 512
-MOST_PODS = 2  # that a danger takes
+MOST_PODS = 2  # the largest number that a `Danger` has
 # Parts of a configuration, and the setting without whose value Milvus would not use them.
 PARTS = {
     "minio": ("common.storageType", "remote"),
@@ -551,9 +554,9 @@ class Spec:
     invalid: str = ""  # what is wrong with it; then nothing else is set (see `Visit.plan`)
 
 
-def spec_of(milvus: Obj, mine: Objs) -> Spec:
-    """Read the spec of a Milvus that has these pods. Raises Invalid; or anything else, because an
-    older CRD does not check types."""
+def spec_of(milvus: Obj) -> Spec:
+    """Read the spec of a Milvus. Raises Invalid; or anything else, because an older CRD does not
+    check types."""
     if "spec" not in milvus:  # `slim` leaves it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
@@ -579,14 +582,19 @@ def spec_of(milvus: Obj, mine: Objs) -> Spec:
     if spec.replicas not in range(MAX_REPLICAS + 1):
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     # Fail now, not half-way, if what is asked for cannot be made.
-    pod = new_pod(milvus, spec, 0)
+    new_pod(milvus, spec, 0)
     if spec.storage:
         parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
-    if not is_in_use(milvus, spec, mine, MOST_PODS):
-        for danger in dangers(pod, new_pod(milvus, spec, 1), spec):
-            if not is_in_use(milvus, spec, mine, danger.pods):
-                raise Invalid(danger.text)
     return spec
+
+
+def refuse_dangers(milvus: Obj, spec: Spec, mine: Objs) -> None:
+    """Refuse what would lose data, unless it runs already in these pods. Raises Invalid."""
+    if is_in_use(milvus, spec, mine, MOST_PODS):
+        return
+    for danger in dangers(new_pod(milvus, spec, 0), new_pod(milvus, spec, 1), spec):
+        if not is_in_use(milvus, spec, mine, danger.pods):
+            raise Invalid(danger.text)
 
 
 def without_empty(over: Obj) -> Obj:
@@ -612,9 +620,10 @@ def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
     """Whether at least so many pods of this very template are there, or this very spec was
     accepted before, perhaps by a version of the operator that knew of no danger: a new check must
     not keep a database from being healed."""
-    reconciled = condition_of(milvus, "Reconciled")
+    ready, reconciled = (condition_of(milvus, type_) for type_ in ("Ready", "Reconciled"))
     was_seen = reconciled.get("observedGeneration") == milvus["metadata"]["generation"]
-    was_accepted = was_seen and reconciled["reason"] != INVALID
+    # Of a spec that this file refuses, both say the same; not of what the API server calls Invalid.
+    was_accepted = was_seen and reconciled["message"] != ready.get("message")
     alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
     return was_accepted or len(alike) >= least
 
@@ -724,7 +733,8 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 
 def new_service(milvus: Obj) -> Obj:
-    """The headless Service: the name of the Milvus leads to its Ready pods, and x-0.x to one."""
+    """The headless Service: the name of the Milvus leads to its Ready pods, and x-0.x to one. Once
+    it is there, it is never changed."""
     ports = [{"name": name, "port": number} for name, number in PORTS.items()]
     return {
         "apiVersion": "v1",
@@ -813,7 +823,7 @@ def identity(list_name: str, item: Obj) -> str:
 
 # --- Where a pod keeps its data ---
 class Place(NamedTuple):
-    """A place for data: two that are equal are one."""
+    """A place for data. Two that are equal are the same storage."""
 
     what: str  # that lies there
     setting: str  # that says where
@@ -964,8 +974,8 @@ def normal(path: str) -> str:
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-# What may back off: a verb with an ordinal; or STATUS or ANSWER, which have none. A verb always has
-# one, or never, so keys can be sorted.
+# What may back off: a verb with an ordinal; or STATUS or ANSWER, which have none. Each verb either
+# always has one, or never, so keys can be sorted.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
@@ -986,7 +996,7 @@ class Action(NamedTuple):
 
     verb: str
     ordinal: int  # or SERVICE
-    obj: Obj  # as it is or as it is to be
+    obj: Obj  # as listed, or as it is to be created
     because: str = ""
 
     @property
@@ -1001,8 +1011,9 @@ class Observed:
     milvus: Obj
     named: Objs  # the pods, whoever owns them
     claims: Objs
-    lacks_service: bool
-    doomed: Set[int] = frozenset()  # ordinals; a delete that got no answer may still take effect
+    lacks_service: bool  # False if that is not known
+    # The ordinals of pods of which a delete got no answer, and may still take effect.
+    maybe_deleted: Set[int] = frozenset()
 
     @cached_property
     def mine(self) -> Objs:
@@ -1010,9 +1021,9 @@ class Observed:
         return {ordinal: pod for ordinal, pod in self.named.items() if owns(self.milvus, pod)}
 
     def held_back(self, spec: Spec) -> set[int]:
-        """The ordinals whose claims are being deleted, or have lost their volumes. When the pod is
-        gone, so is the access to its data. So such a pod is left, unless it is surplus; if it is
-        gone, none is created until the claim is gone, too. Without storage, claims are not ours."""
+        """The ordinals whose claims are being deleted, or have lost their volumes. The pod is the
+        last to reach that data, so it is left alone, unless it is surplus. If it is gone already,
+        none is created until the claim is gone, too. Without storage, claims are not ours."""
         if not spec.storage:
             return set()
         claims = self.claims.items()
@@ -1044,8 +1055,8 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
-    """Whether it is of another template. Of a pod that has lost its fingerprint, that is not known:
-    what removes it would remove that of the next pod, too, and none would ever stay."""
+    """Whether it is of another template. Of a pod without a fingerprint, that is not known. If such
+    a pod were replaced, whatever removed the fingerprint would do so again, for ever."""
     return template_hash_of(pod) not in (None, spec.template_hash)
 
 
@@ -1091,7 +1102,7 @@ def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
         if ordinal not in not_missing:
             yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
     for ordinal, pod in sorted(seen.mine.items()):
-        is_there = ordinal < spec.replicas and not is_ending(pod) and not is_finished(pod)
+        is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
             yield Action("claim", ordinal, new_claim(milvus, spec, ordinal))
 
@@ -1102,28 +1113,6 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
         return False
     size = json.loads(claim["spec"])["resources"]["requests"]["storage"]
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
-
-
-def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
-    """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
-    not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
-    the highest ordinal goes, and only if no other pod is unavailable, or may be at any moment."""
-    if spec.updates_on_delete:
-        return
-    mine = seen.mine
-    held = seen.held_back(spec)
-    outdated = [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
-    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated if o not in held}
-    for ordinal, action in actions.items():
-        if serves_nobody(mine[ordinal]):
-            yield action
-    if not is_any_unavailable(spec, mine, refused):
-        ready = [
-            action
-            for o, action in actions.items()
-            if is_ready(mine[o]) and action.key not in refused and seen.doomed <= {o}
-        ]
-        yield from ready[-1:]
 
 
 # A pod that is desired and …              is replaced       a roll waits for it
@@ -1139,6 +1128,28 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
 #   anything else                          yes               no
 # A desired pod whose claim is being deleted is not replaced: see `Observed.held_back`. And while a
 # delete may still take effect, no other pod that is Ready is replaced.
+def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
+    """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
+    not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
+    the highest ordinal goes, and only if no other pod is unavailable, or may be at any moment."""
+    if spec.updates_on_delete:
+        return
+    mine = seen.mine
+    held = seen.held_back(spec)
+    outdated = [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
+    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated if o not in held}
+    for ordinal, action in actions.items():
+        if is_broken(mine[ordinal]):
+            yield action
+    if not is_any_unavailable(spec, mine, refused):
+        ready = [
+            action
+            for o, action in actions.items()
+            if is_ready(mine[o]) and action.key not in refused and seen.maybe_deleted <= {o}
+        ]
+        yield from ready[-1:]
+
+
 def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
     """Whether a roll waits for any pod. A surplus one that may serve counts, because this pass
     deletes it: it must not take down two pods that serve."""
@@ -1148,7 +1159,7 @@ def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
     for ordinal, pod in mine.items():
         if ordinal not in desired:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
-        elif is_outdated(pod, spec) and serves_nobody(pod):
+        elif is_outdated(pod, spec) and is_broken(pod):
             is_waited_for = ("replace", ordinal) not in refused
         else:
             is_waited_for = not is_ready(pod)
@@ -1157,9 +1168,9 @@ def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
     return False
 
 
-def serves_nobody(pod: Obj) -> bool:
-    """Whether nothing is lost by replacing it; one that ends, or has ended, is not replaced."""
-    return not (may_serve(pod) or is_ending(pod) or is_finished(pod))
+def is_broken(pod: Obj) -> bool:
+    """Whether it starts or runs, but serves nobody, so that nothing is lost by replacing it."""
+    return not (may_serve(pod) or is_over(pod))
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
@@ -1183,8 +1194,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# It is not news that a new Milvus is fine, so this is not said of one. It is in each status: if the
-# words changed, every status would be written anew, with an event.
+# That a new Milvus is fine is not news, so no event says this of one. But each status says it: if
+# the words changed, every status would be written anew, with an event.
 MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -1196,7 +1207,7 @@ def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
     for ordinal in range(spec.replicas):
         pod = seen.mine.get(ordinal)
         if not pod:
-            unready[ordinal] = problems.get(ordinal, Why("Creating", "it has not been created yet"))
+            unready[ordinal] = problems.get(ordinal, Why("Creating", "it does not exist yet"))
         elif is_finished(pod):  # if it could not be restarted, that says more
             unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
@@ -1225,14 +1236,18 @@ def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING:
             return problem
-    held = seen.held_back(spec)
-    running = {o: pod for o, pod in seen.mine.items() if not (is_ending(pod) or is_finished(pod))}
+    running = {ordinal: pod for ordinal, pod in seen.mine.items() if not is_over(pod)}
+    for ordinal in sorted(seen.held_back(spec) & {*range(spec.replicas)}):
+        claim = seen.claims[ordinal]
+        state = "Terminating" if is_ending(claim) else phase_of(claim)
+        text = f"claim {name_of(claim)} is {state}"
+        if ordinal in running:
+            advice = "only its pod keeps the data: back it up before the pod ends"
+            return Why(f"Claim{state}", f"{text}, and {advice}")
+        if not is_ending(claim):
+            advice = "when you delete the claim, a new pod gets a new, empty volume"
+            return Why(f"Claim{state}", f"{text}, and its pod has ended: {advice}")
     for ordinal in sorted(running.keys() & range(spec.replicas)):
-        if ordinal in held:
-            claim = seen.claims[ordinal]
-            state = "Terminating" if is_ending(claim) else phase_of(claim)
-            text = f"claim {name_of(claim)} is {state}, and only its pod keeps the data"
-            return Why(f"Claim{state}", f"{text}: back it up before the pod ends")
         if not template_hash_of(running[ordinal]):
             text = f"something has removed the annotation {TEMPLATE_HASH} of"
             advice = "so it is not known whether that pod is up to date"
@@ -1250,13 +1265,13 @@ def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str],
     milvus = seen.milvus
     present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
-        text = f"{spec.invalid}; until that is corrected, no pod is created or replaced"
+        text = f"{spec.invalid}; until that is corrected, nothing is done about its pods"
         ready = reconciled = Why(INVALID, text)
     else:
         ready = readiness(seen, spec, problems)
         reconciled = reconciliation(seen, spec, problems)
     generation = milvus["metadata"]["generation"]
-    is_reconciled = reconciled.reason in (RECONCILED, SPEC_IS_TEXT)
+    is_reconciled = reconciled.reason in SUCCESSES
     conditions = [
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
@@ -1334,12 +1349,12 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 #   lost: there was no answer,   the problem, also that    the same, after all others; a roll waits,
 #   or "later"                   of ANSWER; a delete, by   because a lost delete may take effect for
 #                                the pod's UID             a minute, even after a change of the spec
-#   its dry run was refused      the problem               the same; a roll waits, because another
-#                                                          pod would be refused, too
+#   its dry run was refused      the problem               it again, after 1 s, 2 s …; a roll waits,
+#                                                          as another pod would be refused, too
 #   stale: the lists were old    nothing                   what is to do by new lists
 #
-# Forgotten are: what is done; what failed, as soon as it is no longer to do; all of it, when the
-# spec changes, because that may be the cure; and pacing, after ten quiet minutes.
+# Forgotten: what is done; a failure, once there is nothing left to do; everything but lost deletes,
+# when the spec changes, which may be the cure; and pacing, after ten quiet minutes.
 class Retry(NamedTuple):
     """What came of the last try of something."""
 
@@ -1361,7 +1376,8 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
     status still follows."""
 
-    # Not `create`: a pod that is deleted, however often, is created at once.
+    # Not `create`: a pod that is deleted, however often, is created at once. To `relabel` is what
+    # it does instead if a pod of ours, without our label, is in its way.
     PACED = ("restart", "replace", "adopt", "relabel", "claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
@@ -1375,17 +1391,17 @@ class Retries:
         last = self.last.get(key)
         is_same = last and last.problem and last.problem.reason == problem.reason
         since = last.since if last and is_same else now
-        delay = self.delay(key, FIRST_DELAY)
+        delay = self.next_delay(key, FIRST_DELAY)
         self.last[key] = Retry(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
         if verb in self.PACED or (self.tries_once and ordinal is not None):
-            self.last[key] = Retry(now, self.delay(key, FIRST_PACE))
+            self.last[key] = Retry(now, self.next_delay(key, FIRST_PACE))
         else:
             self.last.pop(key, None)
 
-    def delay(self, key: Key, first: float) -> float:
+    def next_delay(self, key: Key, first: float) -> float:
         """How many seconds to wait after this try."""
         if self.tries_once:
             return inf
@@ -1417,7 +1433,7 @@ class Retries:
         }
 
     def has_failed(self, key: Key) -> bool:
-        """Whether the last try failed, and not just because the lists were old."""
+        """Whether the last try failed, in a way that does not resolve itself."""
         problem = self.last[key].problem if key in self.last else None
         return problem is not None and problem.reason != WAITING
 
@@ -1499,7 +1515,7 @@ def rejection(error: ApiException) -> ApiError:
     reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
     if is_stale or "NamespaceTerminating" in causes:
         reason = WAITING
-    elif code == 403 and QUOTA.match(message):  # which has no cause of its own
+    elif code == 403 and QUOTA.match(message):  # only its words tell
         reason = QUOTA_EXCEEDED
     # InternalError is an answer: the API server sends it when a webhook that it had to ask has
     # failed, before it writes. (If it came after a delete, `roll` could take down a second pod.)
@@ -1671,7 +1687,7 @@ class Api:
         return [obj for objects in pages.values() for obj in objects]
 
     def get_page(self, namespace: str | None, listing: Listing, limit: int, token: str) -> bytes:
-        """A page of at most `limit` objects; of a page that is too heavy, only the first bytes.
+        """A page of at most `limit` objects; one that is too heavy is cut off.
         Without a resourceVersion, it shows the effect of every write that has ended."""
         return self.request(
             "get",
@@ -1762,7 +1778,7 @@ class Api:
                 self.unanswered[uid_of(pod)] = self.clock()
             raise
 
-    def doomed(self) -> Set[str]:
+    def maybe_deleted(self) -> Set[str]:
         """The UIDs of pods of which a delete got no answer, and may still take effect."""
         oldest = self.clock() - SERVER_TIMEOUT
         self.unanswered = {uid: sent for uid, sent in self.unanswered.items() if sent > oldest}
@@ -1852,7 +1868,7 @@ class Visit:
     def versions(self) -> Sequence[Any]:
         objects = [self.milvus, *self.seen.named.values(), *self.seen.claims.values()]
         versions = [obj["metadata"]["resourceVersion"] for obj in objects]
-        return self.seen.lacks_service, self.seen.doomed, versions
+        return self.seen.lacks_service, self.seen.maybe_deleted, versions
 
     @property
     def is_due(self) -> bool:
@@ -1913,7 +1929,9 @@ class Visit:
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
-            self.spec = spec_of(self.milvus, self.seen.mine)
+            spec = spec_of(self.milvus)
+            refuse_dangers(self.milvus, spec, self.seen.mine)
+            self.spec = spec
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
@@ -1955,7 +1973,8 @@ class Visit:
         except ApiError as error:
             now = self.api.clock()
             self.due = min(self.due, now)  # what this has held up
-            if error.is_lost and not self.retries.tries_once:
+            # Not after a status: it is one request, and backs off on its own.
+            if error.is_lost and key != STATUS and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why)
             # An older CRD has no status, so that this would be tried in each pass.
             has_no_status = key == STATUS and error.status_reason == "NotFound"
@@ -2065,8 +2084,8 @@ class Visit:
         self.note("Created", kind, action)
 
     def adopt(self, action: Action) -> None:
-        """Set a pod's owner and label, and mark one that has no fingerprint. Its Milvus, which was
-        listed later, is not being deleted."""
+        """Set a pod's owner and label, and mark one that has no fingerprint. That is safe: its
+        Milvus was listed after the pod, and is not being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         metadata["labels"] = our_label(self.milvus)
@@ -2148,13 +2167,13 @@ class Operator:
             idle = 0 if changes else idle + 1
         visits = self.all_visits()
         is_good = not any(visit.is_due or visit.outcome.state == FAILED for visit in visits)
-        return is_good and not self.outages
+        return is_good and self.has_listed and not self.outages
 
     def run_pass(self) -> Counter[str]:
         """Make one pass. Returns a count of each kind of change."""
         started = self.api.clock()
         self.api.progressed = started
-        outages: dict[str, str] = {}  # what affects several Milvus resources; the details
+        outages: dict[str, str] = {}  # what affects several Milvus resources, and the details
         changes = Counter[str]()
         try:
             # 1. List everything.
@@ -2231,7 +2250,7 @@ class Operator:
         forgotten; a new spec is due now."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
-        doomed = self.api.doomed()
+        unsure = self.api.maybe_deleted()
         exposed = {full_name(service) for service in lists.services or []}
         last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
@@ -2246,7 +2265,7 @@ class Operator:
                 named=named,
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
                 lacks_service=lists.services is not None and full_name(milvus) not in exposed,
-                doomed={ordinal for ordinal, pod in named.items() if uid_of(pod) in doomed},
+                maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )
             new = Outcome(Retries(self.tries_once), due=self.api.clock())
             visits.append(Visit(self.api, seen, last.get(spec_version(milvus), new)))
@@ -2255,7 +2274,7 @@ class Operator:
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that
         a roll waits for its pods, not for passes, and grow with the time since, up to the interval.
-        Until then, lists take a fifth of the time at most."""
+        Below that, lists take a fifth of the time at most."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
@@ -2361,7 +2380,8 @@ def from_kubeconfig(
         if "as" in user:  # the loader ignores it, and would act with the user's own, wider rights
             raise ConfigException("impersonation (`as`) is not supported")
         loader.load_and_set(configuration)
-        # The loader goes on without credentials if an exec plugin fails, or what it does not know.
+        # The loader goes on without credentials if an exec plugin fails, or if it does not know
+        # their kind.
         has_credentials = configuration.api_key or configuration.cert_file or configuration.username
         if user and not has_credentials:
             raise ConfigException(
@@ -2586,7 +2606,7 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
 @click.option(
-    "--timeout", default=30.0, callback=check_seconds, help="Seconds to connect, and for each read."
+    "--timeout", default=30.0, callback=check_seconds, help="Seconds to connect, and to read."
 )
 @click.option(
     "--workers",
@@ -2619,6 +2639,8 @@ def main(
     """
     names = ",".join(namespace).replace(" ", "").split(",")  # OLM joins them by commas, too
     chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
+    if namespace and not chosen:
+        raise click.UsageError("-n needs the name of a namespace; for all of them, use -A")
     if chosen and all_namespaces:
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")
     start_log(verbose, log_format)

@@ -30,6 +30,7 @@ def fails(process: Command, code: int, words: str) -> None:
 def test_wrong_usage_exits_2_and_its_questions_are_answered() -> None:
     for arguments, code, message in (
         ("-A -n a", 2, "-A cannot be combined with -n"),
+        ("--namespace=", 2, "-n needs the name of a namespace; for all of them, use -A"),
         ("--interval nan", 2, "must be a number of seconds greater than 0"),
         ("--timeout 0", 2, "must be a number of seconds greater than 0"),
         ("--workers 0", 2, "0 is not in the range 1<=x<=256"),

@@ -175,7 +175,7 @@ def test_pods_in_another_namespace_are_not_ours() -> None:
 def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:
     found = conditions(broken, pods("x-0, x-1"))
     assert found["Stalled"].startswith(f"True Invalid: {message}")
-    assert found["Stalled"].endswith("; until that is corrected, no pod is created or replaced")
+    assert found["Stalled"].endswith("; until that is corrected, nothing is done about its pods")
     assert found["Ready"] == found["Reconciled"] == found["Stalled"].replace("True", "False")
 
 

@@ -125,7 +125,7 @@ def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their
     None
 ):
     there = milvus()
-    made = mo.new_pod(there, mo.spec_of(there, {}), 0)
+    made = mo.new_pod(there, mo.spec_of(there), 0)
     monitor, rules = yaml.safe_load_all((TOP / "samples/monitoring-databases.yaml").read_text())
     spec = monitor["spec"]
     labels = made["metadata"]["labels"]

@@ -82,7 +82,7 @@ def read_by(
     """What the program reads where it has the variables and the files of a pod, without those
     variables whose names match `lost`."""
     there = milvus(1, storage={"size": "1Gi"}, **spec)
-    pod = mo.new_pod(there, mo.spec_of(there, {}), 0)
+    pod = mo.new_pod(there, mo.spec_of(there), 0)
     (path, text), *others = kubelet.files(pod).items()
     assert not others
     file = home / "etcd.yaml"

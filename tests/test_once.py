@@ -23,6 +23,12 @@ def test_once_retries_conflicts_but_not_forever() -> None:
     assert len(world.pods()) == 29
 
 
+def test_once_that_is_stopped_before_it_began_has_not_gone_well() -> None:
+    world = World(milvus())
+    world.operator.api.stopping.set()
+    assert not world.operator.run_once()
+
+
 def test_once_retries_a_conflict_about_the_status() -> None:
     """Somebody has labelled the Milvus meanwhile."""
     world = World(milvus())

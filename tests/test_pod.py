@@ -12,7 +12,7 @@ from tests.lib.objects import NOW, Obj, milvus, pods, read
 
 def new_pod(ordinal: int = 0, **spec: Any) -> Obj:
     there = milvus(**spec)
-    return mo.new_pod(there, mo.spec_of(there, {}), ordinal)
+    return mo.new_pod(there, mo.spec_of(there), ordinal)
 
 
 def environment(pod: Obj) -> dict[str, Any]:
@@ -534,7 +534,7 @@ def test_what_is_dangerous_and_runs_already_is_not_refused(text: str, least: int
 def accepted(there: Obj) -> mo.Spec:
     """Its spec, which an earlier version of the operator has accepted."""
     generation = there["metadata"]["generation"]
-    said = {"type": "Reconciled", "reason": "Reconciled", "observedGeneration": generation}
+    said = {"type": "Reconciled", "observedGeneration": generation, "message": "it can"}
     return read(there | {"status": {"conditions": [said | {"lastTransitionTime": NOW}]}})
 
 
@@ -542,11 +542,10 @@ def test_a_dangerous_spec_that_was_accepted_is_not_refused_and_an_edit_of_it_is(
     there = milvus(**in_short("settings: {localStorage.path: /data}"))
     assert read(there).invalid
     assert accepted(there).invalid == ""
-    refused = accepted(there | {"metadata": there["metadata"]})
-    assert refused.template_hash
-    said = {"type": "Reconciled", "reason": "Invalid", "observedGeneration": 1}
-    assert read(there | {"status": {"conditions": [said]}}).invalid
-    said = {"type": "Reconciled", "reason": "Reconciled", "observedGeneration": 0}
+    said = {"observedGeneration": 1, "message": "no"}
+    refused = [said | {"type": type_} for type_ in ("Ready", "Reconciled")]
+    assert read(there | {"status": {"conditions": refused}}).invalid
+    said = {"type": "Reconciled", "observedGeneration": 0, "message": "it can"}
     assert read(there | {"status": {"conditions": [said]}}).invalid
 
 

@@ -121,8 +121,7 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
             assert body["metadata"].pop("ownerReferences") == [mo.owner_reference(x)]
             assert mo.has_our_label(x, body)
             assert (
-                mo.template_hash_of(body)
-                == mo.spec_of(mo.slim(x, keeps_spec=True), {}).template_hash
+                mo.template_hash_of(body) == mo.spec_of(mo.slim(x, keeps_spec=True)).template_hash
             )
             assert body["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
 

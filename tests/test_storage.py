@@ -125,7 +125,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.live(3)
     assert "x-0" not in world.pods()
     message = world.condition("x", "Ready")["message"]
-    assert message.endswith(f"x-0: it has not been created yet{waits}")
+    assert message.endswith(f"x-0: it does not exist yet{waits}")
     world.patch(CLAIMS, "data-x-0", finalizers=None)
     world.live(3)
     assert "x-0" in world.pods()
@@ -143,6 +143,16 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     assert world.reason() == "ClaimLost"
     assert "claim data-x-1 is Lost, and only its pod keeps the data" in world.message()
     assert "it waits until its claim data-x-1" in world.condition("x", "Ready")["message"]
+    world.remove("pods", "x-1")
+    world.passes(20)
+    assert world.pods() == ["x-0"], "it would write into nothing"
+    assert world.reason() == "ClaimLost"
+    advice = "its pod has ended: when you delete the claim, a new pod gets a new, empty volume"
+    assert world.message() == f"claim data-x-1 is Lost, and {advice}"
+    world.remove(CLAIMS, "data-x-1")
+    world.settle()
+    assert world.reason() == "Reconciled"
+    assert world.images() == ["milvus:2"] * 2
 
 
 def test_a_milvus_without_storage_waits_for_no_claim() -> None:

@@ -39,7 +39,9 @@ def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: 
 def read(milvus: Obj, mine: dict[int, Obj] | None = None) -> mo.Spec:
     """The spec of a Milvus that has these pods, or what is wrong with it."""
     try:
-        return mo.spec_of(milvus, mine or {})
+        spec = mo.spec_of(milvus)
+        mo.refuse_dangers(milvus, spec, mine or {})
+        return spec
     except mo.Invalid as error:
         return mo.Spec(invalid=str(error))
 
