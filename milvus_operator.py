@@ -350,7 +350,7 @@ FOLDERS = {
 }
 WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
 ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
-LONGEST_PATH = 512
+LONGEST_PATH = 512  # of a path, and of a variable that may be a part of one
 MOST_PODS = 2  # the largest number that a `Danger` has
 # Parts of a configuration, and the setting without whose value Milvus would not use them.
 PARTS = {
@@ -927,9 +927,9 @@ def variables_of(pod: Obj) -> dict[str, str]:
         if source := item.get("valueFrom"):
             value = ELSEWHERE + json.dumps(source)
             if path := value_at(source, "fieldRef", "fieldPath"):
-                found = re.findall(r"\['(.+?)'\]|([^.\[]+)", str(path))
+                found = re.findall(r"\['(.+?)'\]|([^.\[]+)", str(path)[:LONGEST_PATH])
                 value = str(value_at(pod, *(quoted or plain for quoted, plain in found)))
-        known[str(item.get("name"))] = value
+        known[str(item.get("name"))] = value[:LONGEST_PATH]
     return known
 
 
@@ -942,12 +942,13 @@ def value_at(obj: Any, *keys: str) -> Any:
 
 def expand(text: Any, variables: Mapping[str, str]) -> str:
     """As Kubernetes does it: $(NAME) is the value of that variable, if there is one, and $$ is one
-    $. Cut at LONGEST_PATH: variables that repeat variables would grow without bound."""
+    $. Cut before and after: on a long text, the search takes the square of its length, and
+    variables that repeat variables would grow without bound."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, str(text))[:LONGEST_PATH]
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, str(text)[:LONGEST_PATH])[:LONGEST_PATH]
 
 
 def on_volume(path: str, variables: Mapping[str, str], pod: Obj) -> tuple[Obj, str]:

@@ -1,6 +1,7 @@
 """The generated pod: its template, the settings of Milvus, the overlay, the claim."""
 
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -557,6 +558,35 @@ def test_variables_that_repeat_variables_take_no_time_and_no_memory() -> None:
         read(milvus(1, pod={"spec": {"containers": [{"name": "milvus", "env": env}]}})).invalid
         == ""
     )
+
+
+LONG = 30_000
+COSTLY = {
+    "a reference that never ends": [{"name": "A", "value": "$(" * LONG}],
+    "a field that never ends": [
+        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "['" * LONG}}}
+    ],
+    "a long field, many times": [
+        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['long']"}}},
+        {"name": "B", "value": "$(A)" * 14_000},
+    ],
+}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("env", COSTLY.values(), ids=COSTLY)
+def test_no_variable_costs_others_time_or_memory(env: list[Obj]) -> None:
+    """A search that takes the square of the length would stop the whole operator for minutes."""
+    over = {
+        "metadata": {"annotations": {"long": "a" * LONG}},
+        "spec": {"containers": [{"name": "milvus", "env": env}]},
+    }
+    there = milvus(1, pod=over)
+    tracemalloc.start()
+    assert read(there).invalid == ""
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 << 20
 
 
 # What has the wrong type where data lies, and in variables: no bug of ours.
