@@ -928,7 +928,8 @@ def variables_of(pod: Obj) -> dict[str, str]:
             value = ELSEWHERE + json.dumps(source)
             if path := value_at(source, "fieldRef", "fieldPath"):
                 found = re.findall(r"\['(.+?)'\]|([^.\[]+)", str(path)[:LONGEST_PATH])
-                value = str(value_at(pod, *(quoted or plain for quoted, plain in found)))
+                value = value_at(pod, *(quoted or plain for quoted, plain in found))
+                value = value if isinstance(value, str) else "?"  # such as status.podIP
         known[str(item.get("name"))] = value[:LONGEST_PATH]
     return known
 
@@ -1681,7 +1682,8 @@ class Api:
             token = following
             if not token:
                 break
-            limit = min(2 * limit, PAGE)
+            if 2 * len(body) <= PAGE_BYTES:
+                limit = min(2 * limit, PAGE)
         if pages.keys() != known.keys():
             self.changed = self.clock()
         self.pages[listing.resource.name, namespace] = pages
