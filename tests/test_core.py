@@ -134,6 +134,7 @@ def test_bound_claims_that_are_smaller_and_desired_grow() -> None:
 WHOSE = {
     "x-0 of-web": "NameConflict: pod x-0 already exists and belongs to ReplicaSet web, so the",
     "x-1 of-y": "NameConflict: pod x-1 already exists and belongs to Milvus y, so the",
+    "x-0 of-set": "NameConflict: pod x-0 already exists and belongs to StatefulSet x, so the",
     "x-2 orphan unlabelled": "NameConflict: pod x-2 already exists and has no controller, so the",
     "x-0 of-web ending": "Waiting: ",
     "x-0 earlier": "Waiting: ",
@@ -244,10 +245,10 @@ def test_an_empty_mapping_that_changes_no_fingerprint_is_not_sent_either() -> No
 
 # --- The status ---
 def conditions(
-    milvus: Obj, there: list[Obj], problems: mo.Problems = MappingProxyType({})
+    milvus: Obj, there: list[Obj], problems: mo.Problems = MappingProxyType({}), **more: Any
 ) -> dict[str, str]:
     """What each condition says, such as `True Ready: 1 of 1 pods …`."""
-    found = new_status(milvus, there, problems)["conditions"]
+    found = new_status(milvus, there, problems, **more)["conditions"]
     return {one["type"]: f"{one['status']} {one['reason']}: {one['message']}" for one in found}
 
 
@@ -396,6 +397,21 @@ def test_what_was_rejected_is_told_and_is_stalled_while_somebody_has_to_act(
     if reason == "Waiting":  # it is waited for, and is no failure
         expected = {"Reconciled": "False APIError: later"}
     assert found == expected
+
+
+def test_a_new_spec_has_its_own_half_minute_before_it_is_stalled() -> None:
+    x = milvus(1)
+    problems = {0: mo.Why("Forbidden", "why")}
+    x["status"] = new_status(x, [], problems)
+    assert conditions(x, [], problems, lasting=frozenset())["Stalled"] == "True Forbidden: why"
+    x["metadata"]["generation"] = 2
+    assert "Stalled" not in conditions(x, [], problems, lasting=frozenset())
+
+
+def test_that_an_ended_pod_cannot_be_deleted_says_more_than_how_it_ended() -> None:
+    problems = {0: mo.Why("Forbidden", "cannot delete")}
+    found = conditions(milvus(1), pods("x-0 failed"), problems)["Ready"]
+    assert found == "False Forbidden: 0 of 1 pods are ready and up to date; x-0: cannot delete"
 
 
 def test_messages_and_notes_are_as_long_as_the_api_server_allows() -> None:

@@ -41,6 +41,8 @@ def test_in_a_pod_its_own_account_is_used(monkeypatch: pytest.MonkeyPatch, tmp_p
         operator = api.operator("")
         assert mo.connect("", None, 1).namespace == "its-own"
         assert api.tokens(operator) == {"first"}
+    with pytest.raises(mo.Unusable, match="there is no such file"):
+        mo.connect(None, "another", 1)  # who names a context means a kubeconfig
 
 
 def test_rejected_credentials_are_loaded_anew_in_the_context_of_the_start(api: Api) -> None:

@@ -6,6 +6,8 @@ from unittest.mock import Mock
 
 import click
 import pytest
+from kubernetes.client import Configuration
+from kubernetes.config import ConfigException
 
 import milvus_operator as mo
 from tests.lib.kit import eventually
@@ -158,6 +160,14 @@ def test_events_that_are_not_allowed_are_no_problem_of_a_milvus_and_are_tried_on
     assert rule.hits == 2, "of the pod and of the Service"
     assert f"an event of milvus x was not sent: {words}" in world.log
     assert world.reason(kind="Reconciled") == "Reconciled"
+
+
+@pytest.mark.parametrize("error", [OSError(2, "no such file"), ConfigException("no token")])
+def test_a_token_that_cannot_be_renewed_ends_a_pass_in_one_line(error: Exception) -> None:
+    client = mo.Client(Configuration(host="http://memory"))
+    client.hook = Mock(side_effect=error)  # type: ignore[assignment]
+    with pytest.raises(mo.Unusable, match="no "):
+        client.renew()
 
 
 def test_when_a_token_cannot_be_renewed_the_configuration_is_loaded_anew() -> None:

@@ -404,6 +404,7 @@ UNSAFE = {
     "settings: {rocksmq.path: /q/a}}": f"rocksmq.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, emptyDir: {}}]}": f"etcd.data.dir {ENDS}",
     # The vectors stay, and what lists them ends.
+    "settings: {common.storageType: Remote}": f"etcd.data.dir {ENDS}",
     f"settings: {{{BUCKET}}}": f"etcd.data.dir {ENDS}, but minio.rootPath outlives it",
     f"{{settings: {{{BUCKET}}}, {MOUNTED % 'ephemeral: {}'}, {AT_DATA}}}": "minio.rootPath outlives",
     f"{{settings: {{localStorage.path: /disk/a}}, {NFS}, mounts: [{{name: mine, mountPath: /disk/}}]}}": (

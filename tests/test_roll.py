@@ -154,6 +154,7 @@ def test_a_delete_that_was_lost_is_not_refused_by_what_is_said_of_the_next_try()
     server.reject("delete", "pods", 403, "denied", name="x-2")
     world.run(55)
     assert {*deleted(world)} == {"x-2"}
+    assert len(deleted(world)) > 4, "it is tried again meanwhile"
     world.run(90)
     assert {*deleted(world)} == {"x-2", "x-1"}
 

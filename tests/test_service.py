@@ -55,6 +55,10 @@ def test_a_service_that_somebody_else_made_is_left_as_it_is() -> None:
     assert world.reason() == "Reconciled"
     assert world.warnings == []
     assert len(world.requests("create", "services")) < 14, "ever more rarely"
+    world.remove("services", "x")
+    world.run(70)
+    assert services(world) != [before], "its own, within about a minute"
+    assert len(services(world)) == 1
 
 
 REFUSALS = {

@@ -43,17 +43,24 @@ def test_a_signal_before_anything_was_done_is_a_failure_of_once(api: Api, start:
     assert process.stop() == 1
 
 
-# How long a write takes, the signals, one second apart, the exit code, and the pods then.
+# How long a write takes, the signals, one second apart, the exit code, the pods then, options.
 ENDS = [
-    (2, [signal.SIGTERM], 0, ["x-0"]),
-    (60, [signal.SIGTERM], 0, []),
-    (60, [signal.SIGINT, signal.SIGINT], 130, []),
+    (2, [signal.SIGTERM], 0, ["x-0"], []),
+    (60, [signal.SIGTERM], 0, [], []),
+    (60, [signal.SIGTERM], 1, [], ["--once"]),
+    (60, [signal.SIGINT, signal.SIGINT], 130, [], []),
 ]
 
 
-@pytest.mark.parametrize(("seconds", "signals", "code", "pods"), ENDS)
+@pytest.mark.parametrize(("seconds", "signals", "code", "pods", "options"), ENDS)
 def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_ends_it_immediately(
-    api: Api, start: Start, seconds: float, signals: list[int], code: int, pods: list[str]
+    api: Api,
+    start: Start,
+    seconds: float,
+    signals: list[int],
+    code: int,
+    pods: list[str],
+    options: list[str],
 ) -> None:
     in_progress = threading.Event()
 
@@ -63,7 +70,7 @@ def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_end
 
     api.world.server.when("create", "pods", slow)
     api.world.add(milvus("x", replicas=5))
-    process = start(api.kubeconfig(), "--workers", "1")
+    process = start(api.kubeconfig(), "--workers", "1", *options)
     assert in_progress.wait(20)
     for signum in signals:
         assert process.process.poll() is None, "it waits for the write in progress"

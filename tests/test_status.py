@@ -41,6 +41,15 @@ def test_events_tell_the_story() -> None:
     assert [one["reason"] for one in warnings] == ["NameConflict"]
 
 
+def test_what_others_write_into_a_status_stays_and_is_not_written_again_and_again() -> None:
+    world = at_rest(milvus())
+    status = {"status": {"lastBackup": "today"}}
+    world.server.ask("patch", "milvuses/status", "x", status)
+    world.passes(5)
+    assert world.writes() == []
+    assert world.status("x")["lastBackup"] == "today"
+
+
 def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     text = "this is milvus spec"
     world = World(milvus("x", milvusSpec=text), milvus("bad", milvusSpec="proxy.port: 1"))

@@ -85,6 +85,7 @@ OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
     "of-y": OURS | {"name": "y", "uid": "uid-of-y"},
+    "of-set": {"kind": "StatefulSet", "name": "x", "uid": "uid-of-set", "controller": True},
     "of-web": {"kind": "ReplicaSet", "name": "web", "uid": "uid-of-web", "controller": True},
 }
 METADATA: dict[str, Obj] = {
