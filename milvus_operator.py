@@ -2640,7 +2640,7 @@ def main(
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
     Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
-    names = ",".join(namespace).replace(" ", "").split(",")  # OLM joins them by commas, too
+    names = ",".join(namespace).split(",")  # OLM joins them by commas, too
     chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
     if namespace and not chosen:
         raise click.UsageError("-n needs the name of a namespace; for all of them, use -A")
