@@ -33,7 +33,7 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float) -> None:
     assert codes() == "200 503", "not every namespace has been listed yet"
     world.server.rules.remove(rule)
     world.operator.run_pass()
-    timeout = 10
+    timeout = world.operator.api.timeout
     world.clock.advance(interval + timeout + 39)
     assert codes() == "200 200"
     world.clock.advance(2)
@@ -112,7 +112,10 @@ def test_only_in_a_pod_does_health_listen_on_all_addresses(monkeypatch: pytest.M
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", serve(World())))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    socket.create_connection(("127.0.0.2", serve(World()))).close()
+    port = serve(World())
+    socket.create_connection(("127.0.0.2", port)).close()
+    if socket.has_dualstack_ipv6():
+        socket.create_connection(("::1", port)).close()
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:

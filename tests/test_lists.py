@@ -95,14 +95,18 @@ def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> Non
     overlay = {"spec": "MARK"}
     wide = [milvus(f"wide-{number}", pod=overlay) for number in range(12)]
     world = World(*wide)
-    for name, length in {"fits": 130_000, "long": 132_000}.items():
-        world.add(milvus(name, milvusSpec="#" * length))
+    for name, words in {
+        "fits": "#" * 130_000,
+        "long": "#" * 132_000,
+        "bytes": "é" * 70_000,
+    }.items():
+        world.add(milvus(name, milvusSpec=f"# {words}"))
     milvuses = world.server.all_of("milvuses")
     items = [json.dumps(item).encode() for item in milvuses]
     text = b"[%b[]]" % (b"[]," * 430_000)
     assert memory_of_lists(world, "milvuses", items, text) < 200
     assert world.pods() == ["fits-0"]
-    for name in ("wide-0", "wide-11", "long"):
+    for name in ("wide-0", "wide-11", "long", "bytes"):
         assert world.reason(name) == "Invalid"
     assert world.reason("fits") == "Reconciled"
 

@@ -89,7 +89,7 @@ class World(logging.Handler):
             client,
             reload=lambda: client,
             renew=lambda client: None,
-            timeout=10,
+            timeout=30,
             dry_run=dry_run,
             clock=self.clock.now,
             stopping=Stopping(self.clock),  # type: ignore[arg-type]
