@@ -623,7 +623,7 @@ def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
     ready, reconciled = (condition_of(milvus, type_) for type_ in ("Ready", "Reconciled"))
     was_seen = reconciled.get("observedGeneration") == milvus["metadata"]["generation"]
     # Of a spec that this file refuses, both say the same; not of what the API server calls Invalid.
-    was_accepted = was_seen and reconciled["message"] != ready.get("message")
+    was_accepted = was_seen and reconciled.get("message") != ready.get("message")
     alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
     return was_accepted or len(alike) >= least
 
