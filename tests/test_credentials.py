@@ -133,7 +133,9 @@ def test_an_exec_plugin_runs_once_a_pass_when_its_token_has_expired(api: Api) ->
 
 def test_while_a_plugin_waits_the_log_has_said_so(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin"
-    plugin.write_text("#!/bin/sh\nwhile kill -0 $PPID; do sleep 0.1; done\n")
+    waits = tmp_path / "waits"  # as long as this file is there
+    waits.touch()
+    plugin.write_text(f"#!/bin/sh\nwhile [ -e {waits} ]; do sleep 0.1; done\n")
     plugin.chmod(0o755)
     run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
     config = {
@@ -148,6 +150,7 @@ def test_while_a_plugin_waits_the_log_has_said_so(tmp_path: Path) -> None:
         process.says(f"{mo.MANAGER} {mo.__version__}: loading the configuration")
         process.says("running the exec plugin of the kubeconfig; it may wait for somebody")
     finally:
+        waits.unlink()
         process.kill()
 
 
