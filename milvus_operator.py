@@ -1682,7 +1682,7 @@ class Api:
             token = following
             if not token:
                 break
-            if 2 * len(body) <= PAGE_BYTES:
+            if 2 * len(body) <= PAGE_BYTES:  # else the next page might be too heavy again
                 limit = min(2 * limit, PAGE)
         if pages.keys() != known.keys():
             self.changed = self.clock()
@@ -1690,8 +1690,8 @@ class Api:
         return [obj for objects in pages.values() for obj in objects]
 
     def get_page(self, namespace: str | None, listing: Listing, limit: int, token: str) -> bytes:
-        """A page of at most `limit` objects; one that is too heavy is cut off.
-        Without a resourceVersion, it shows the effect of every write that has ended."""
+        """A page of at most `limit` objects; one that is too heavy is cut off. Without a
+        resourceVersion, it shows the effect of every write that has ended."""
         return self.request(
             "get",
             listing.resource,
@@ -2258,6 +2258,7 @@ class Operator:
         last = {
             spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
         }
+        now = self.api.clock()
         visits = []
         for milvus in lists.milvuses:
             if is_ending(milvus):
@@ -2270,8 +2271,8 @@ class Operator:
                 lacks_service=lists.services is not None and full_name(milvus) not in exposed,
                 maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )
-            new = Outcome(Retries(self.tries_once), due=self.api.clock())
-            visits.append(Visit(self.api, seen, last.get(spec_version(milvus), new)))
+            outcome = last.get(spec_version(milvus)) or Outcome(Retries(self.tries_once), due=now)
+            visits.append(Visit(self.api, seen, outcome))
         return visits
 
     def pause(self) -> float:
