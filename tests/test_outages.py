@@ -164,10 +164,10 @@ def test_events_that_are_not_allowed_are_no_problem_of_a_milvus_and_are_tried_on
 
 @pytest.mark.parametrize("error", [OSError(2, "no such file"), ConfigException("no token")])
 def test_a_token_that_cannot_be_renewed_ends_a_pass_in_one_line(error: Exception) -> None:
-    client = mo.Client(Configuration(host="http://memory"))
-    client.hook = Mock(side_effect=error)  # type: ignore[assignment]
+    configuration = Configuration(host="http://memory")
+    configuration.refresh_api_key_hook = Mock(side_effect=error)  # type: ignore[assignment]
     with pytest.raises(mo.Unusable, match="no "):
-        client.renew()
+        mo.Client(configuration)
 
 
 def test_when_a_token_cannot_be_renewed_the_configuration_is_loaded_anew() -> None:
