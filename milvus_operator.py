@@ -620,10 +620,10 @@ def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
     """Whether at least so many pods of this very template are there, or this very spec was
     accepted before, perhaps by a version of the operator that knew of no danger: a new check must
     not keep a database from being healed."""
-    ready, reconciled = (condition_of(milvus, type_) for type_ in ("Ready", "Reconciled"))
-    was_seen = reconciled.get("observedGeneration") == milvus["metadata"]["generation"]
-    # Of a spec that this file refuses, both say the same; not of what the API server calls Invalid.
-    was_accepted = was_seen and reconciled.get("message") != ready.get("message")
+    # Not Reconciled, which is Invalid also if the API server refuses a Service.
+    ready = condition_of(milvus, "Ready")
+    was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
+    was_accepted = was_seen and ready.get("reason") != INVALID
     alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
     return was_accepted or len(alike) >= least
 

@@ -536,7 +536,7 @@ def test_what_is_dangerous_and_runs_already_is_not_refused(text: str, least: int
 def accepted(there: Obj) -> mo.Spec:
     """Its spec, which an earlier version of the operator has accepted."""
     generation = there["metadata"]["generation"]
-    said = {"type": "Reconciled", "observedGeneration": generation, "message": "it can"}
+    said = {"type": "Ready", "observedGeneration": generation, "reason": "Creating"}
     return read(there | {"status": {"conditions": [said | {"lastTransitionTime": NOW}]}})
 
 
@@ -544,11 +544,10 @@ def test_a_dangerous_spec_that_was_accepted_is_not_refused_and_an_edit_of_it_is(
     there = milvus(**in_short("settings: {localStorage.path: /data}"))
     assert read(there).invalid
     assert accepted(there).invalid == ""
-    said = {"observedGeneration": 1, "message": "no"}
-    refused = [said | {"type": type_} for type_ in ("Ready", "Reconciled")]
-    assert read(there | {"status": {"conditions": refused}}).invalid
-    said = {"type": "Reconciled", "observedGeneration": 0, "message": "it can"}
-    assert read(there | {"status": {"conditions": [said]}}).invalid
+    refused = {"type": "Ready", "observedGeneration": 1, "reason": "Invalid"}
+    assert read(there | {"status": {"conditions": [refused]}}).invalid
+    of_another_spec = {"type": "Ready", "observedGeneration": 0, "reason": "Creating"}
+    assert read(there | {"status": {"conditions": [of_another_spec]}}).invalid
 
 
 def test_variables_that_repeat_variables_take_no_time_and_no_memory() -> None:
