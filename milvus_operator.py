@@ -823,11 +823,13 @@ def identity(list_name: str, item: Obj) -> str:
 
 # --- Where a pod keeps its data ---
 class Place(NamedTuple):
-    """A place for data. Two that are equal are the same storage."""
+    """A place for data: in a service, or on a volume, or, if it has neither, in the container. Two
+    that are equal are the same storage."""
 
     what: str  # that lies there
     setting: str  # that says where
-    source: Obj  # of the volume, empty if there is none; or a service, by settings
+    service: Obj  # the settings that tell one place in it from another
+    volume: Obj  # its source, such as {"emptyDir": {}}
     path: str = ""  # on the volume
 
 
@@ -845,7 +847,7 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
     staying = [one.setting for one in places if stays(one)]
     for place, of_another in zip(places, places_of(another), strict=False):
         setting = place.setting
-        if not place.source:
+        if not (place.service or place.volume):
             text = "is not on a volume of the pod, so its data would be lost"
             yield Danger(f"{setting} {text}: mount a volume there, such as the one named data")
         elif ends_with_pod(place) and spec.storage:
@@ -862,15 +864,15 @@ def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
 
 
 def ends_with_pod(place: Place) -> bool:
-    return bool(place.source.keys() & {"emptyDir", "ephemeral", "csi"})
+    return bool(place.volume.keys() & {"emptyDir", "ephemeral", "csi"})
 
 
 def stays(place: Place) -> bool:
     """Whether it holds vectors, or the list of them, and stays when the pod ends. Of an etcd that
     is not embedded, that is not known: it may be a container of the pod."""
-    if place.what == "queue" or not place.source or ends_with_pod(place):
+    if place.what == "queue" or ends_with_pod(place):
         return False
-    return place.what == "vectors" or place.setting in FOLDERS
+    return bool(place.volume or (place.service and place.what == "vectors"))
 
 
 def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
@@ -899,9 +901,9 @@ def places_of(pod: Obj) -> list[Place]:
         setting = settings.split()[-1]
         if setting not in FOLDERS:
             service = {one: values.get(canonical(one)) for one in settings.split()}
-            found.append(Place(what, setting, service))
+            found.append(Place(what, setting, service, {}))
         elif not (path := folder_of(setting, values)).startswith(ELSEWHERE):
-            found.append(Place(what, setting, *on_volume(path, variables, pod)))
+            found.append(Place(what, setting, {}, *on_volume(path, variables, pod)))
     return found
 
 
@@ -927,7 +929,7 @@ def variables_of(pod: Obj) -> dict[str, str]:
         if source := item.get("valueFrom"):
             value = ELSEWHERE + json.dumps(source)
             if path := value_at(source, "fieldRef", "fieldPath"):
-                found = re.findall(r"\['(.+?)'\]|([^.\[]+)", str(path)[:LONGEST_PATH])
+                found = re.findall(r"\['([^']+)'\]|([^.\[]+)", str(path))
                 value = value_at(pod, *(quoted or plain for quoted, plain in found))
                 value = value if isinstance(value, str) else "?"  # such as status.podIP
         known[str(item.get("name"))] = value[:LONGEST_PATH]
