@@ -164,6 +164,8 @@ class Unusable(click.ClickException):
 
 # ---------- Readers of unstructured objects ----------
 
+CONTAINERS = ("initContainerStatuses", "containerStatuses")  # in the status of a pod
+
 
 def name_of(obj: Obj) -> str:
     return obj["metadata"]["name"]
@@ -257,7 +259,7 @@ def why_not_ready(pod: Obj) -> Why:
         return Why("Terminating", held_by and f"its finalizers have not been removed: {held_by}")
     if is_finished(pod):
         return why_in(status, phase)
-    for part in ("initContainerStatuses", "containerStatuses"):
+    for part in CONTAINERS:
         for container in status.get(part) or []:
             for state in (container.get("state") or {}).values():  # waiting, running or terminated
                 if state.get("reason") not in (None, "Completed"):
@@ -557,7 +559,7 @@ class Spec:
 def spec_of(milvus: Obj) -> Spec:
     """Read the spec of a Milvus. Raises Invalid; or anything else, because an older CRD does not
     check types."""
-    if "spec" not in milvus:  # `slim` leaves it out
+    if "spec" not in milvus:  # `slim_with_spec` leaves it out
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
     fields = json.loads(milvus["spec"])
     text = fields.get("milvusSpec") or ""
@@ -1566,17 +1568,32 @@ class Listing(NamedTuple):
 
     resource: Resource
     selector: str
-    keeps_spec: bool
+    slim: Callable[[Obj], Obj]  # what is kept of an object
 
 
-def slim(obj: Obj, keeps_spec: bool) -> Obj:
-    """What is kept of an object, with its spec as JSON text: as parsed dicts, some specs would take
-    thirty times the memory. A spec that is too large, or nested too deeply to be written again, is
-    left out."""
+def slim(obj: Obj) -> Obj:
+    """What is kept of any object."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
-    slimmed = {"metadata": metadata, "status": obj.get("status") or {}}
-    if keeps_spec and "spec" in obj:
+    return {"metadata": metadata, "status": obj.get("status") or {}}
+
+
+def slim_pod(pod: Obj) -> Obj:
+    """What is kept of a pod. Half of its status is about containers: images, mounts, resources."""
+    slimmed = slim(pod)
+    containers = {
+        part: [pick(one, ("ready", "state")) for one in statuses]
+        for part, statuses in pick(slimmed["status"], CONTAINERS).items()
+    }
+    return slimmed | {"status": slimmed["status"] | containers}
+
+
+def slim_with_spec(obj: Obj) -> Obj:
+    """What is kept of a Milvus or a claim, with the spec as JSON text: as parsed dicts, some specs
+    would take thirty times the memory. A spec that is too large, or nested too deeply to be written
+    again, is left out."""
+    slimmed = slim(obj)
+    if "spec" in obj:
         with suppress(RecursionError):
             text = json.dumps(obj["spec"], ensure_ascii=False)
             if len(text.encode(errors="replace")) <= MAX_SPEC:
@@ -1634,10 +1651,10 @@ class Api:
         self.milvuses = milvuses(client)
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
         self.listings = Lists(
-            pods=Listing(self.pods, MILVUS_LABEL, keeps_spec=False),
-            claims=Listing(self.claims, MILVUS_LABEL, keeps_spec=True),
-            services=Listing(self.services, MILVUS_LABEL, keeps_spec=False),
-            milvuses=Listing(self.milvuses, "", keeps_spec=True),
+            pods=Listing(self.pods, MILVUS_LABEL, slim_pod),
+            claims=Listing(self.claims, MILVUS_LABEL, slim_with_spec),
+            services=Listing(self.services, MILVUS_LABEL, slim),
+            milvuses=Listing(self.milvuses, "", slim_with_spec),
         )
 
     def log_in(self) -> None:
@@ -1673,7 +1690,7 @@ class Api:
             objects = known.get(digest)
             if objects is None:
                 with suppress(RecursionError):
-                    objects = [slim(obj, listing.keeps_spec) for obj in parse(items)]
+                    objects = [listing.slim(obj) for obj in parse(items)]
             if objects is None and limit > 1:
                 limit = max(1, limit // 4)
                 continue

@@ -319,7 +319,7 @@ def test_ready_uses_the_pods_own_words(status: str, expected: str) -> None:
     reason, _, message = expected.partition(": ")
     ready = f"False {reason}: 1 of 2 pods are ready and up to date; x-1: {message}"
     found = {"Ready": ready, "Reconciled": f"True Reconciled: {mo.MATCHING}"}
-    for one in (unready, mo.slim(unready, keeps_spec=False)):
+    for one in (unready, mo.slim_pod(unready)):
         assert conditions(milvus(2), [pod("x-0"), one]) == found
 
 

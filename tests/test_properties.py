@@ -50,7 +50,7 @@ def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
     pods: list[Obj], count: int, problems: mo.Problems
 ) -> None:
     x = milvus(count, storage={"size": "1Gi"})
-    kept = [mo.slim(pod, keeps_spec=False) for pod in reversed(pods)]
+    kept = [mo.slim_pod(pod) for pod in reversed(pods)]
     actions = decided(x, pods)
     for action, other in zip(actions, decided(x, kept), strict=True):
         assert action._replace(obj=other.obj) == other
@@ -120,9 +120,7 @@ def test_a_spec_of_any_shape_delays_no_other_and_overrides_nothing_that_the_oper
             assert body.keys() == {"apiVersion", "kind", "metadata", "spec"}
             assert body["metadata"].pop("ownerReferences") == [mo.owner_reference(x)]
             assert mo.has_our_label(x, body)
-            assert (
-                mo.template_hash_of(body) == mo.spec_of(mo.slim(x, keeps_spec=True)).template_hash
-            )
+            assert mo.template_hash_of(body) == mo.spec_of(mo.slim_with_spec(x)).template_hash
             assert body["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
 
 
