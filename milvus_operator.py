@@ -1002,7 +1002,7 @@ class Action(NamedTuple):
 
     verb: str
     ordinal: int  # or SERVICE
-    obj: Obj  # as listed, or as it is to be created
+    obj: Obj  # as listed; of what is to be created, its name
     because: str = ""
 
     @property
@@ -1077,7 +1077,7 @@ def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
     if seen.lacks_service:
-        yield Action("expose", SERVICE, new_service(seen.milvus))
+        yield Action("expose", SERVICE, by_name(seen.milvus, name_of(seen.milvus)))
 
 
 def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
@@ -1106,11 +1106,17 @@ def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
     not_missing = {*seen.mine, *taken, *seen.held_back(spec)}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
-            yield Action("create", ordinal, new_pod(milvus, spec, ordinal))
+            yield Action("create", ordinal, by_name(milvus, pod_name(milvus, ordinal)))
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
-            yield Action("claim", ordinal, new_claim(milvus, spec, ordinal))
+            yield Action("claim", ordinal, by_name(milvus, claim_name(milvus, ordinal)))
+
+
+def by_name(milvus: Obj, name: str) -> Obj:
+    """What is to be created, by its name: it is made only then, because a thousand pods of a large
+    spec would take minutes, and gigabytes."""
+    return {"metadata": {"namespace": namespace_of(milvus), "name": name}}
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
@@ -2058,8 +2064,8 @@ class Visit:
             events=self.events,
         )
 
-    def note(self, reason: str, kind: str, action: Action) -> None:
-        self.changes[Change(reason, kind, action.because)].append(name_of(action.obj))
+    def note(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
+        self.changes[Change(reason, kind, because)].append(name_of(obj))
 
     # --- The verbs of actions ---
 
@@ -2069,7 +2075,7 @@ class Visit:
         if self.retries.waits(relabelling, self.began):
             return
         try:
-            self.api.create(self.api.pods, action.obj)
+            self.api.create(self.api.pods, new_pod(self.milvus, self.spec, action.ordinal))
         except ApiError as error:
             if error.is_lost:
                 raise
@@ -2082,28 +2088,28 @@ class Visit:
                 self.retries.succeeded(relabelling, self.began)  # something may remove it again
                 return
             raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
-        self.note("Created", "pod", action)
+        self.note("Created", "pod", action.obj)
         if self.spec.storage and action.ordinal not in self.seen.claims:
-            claim = new_claim(self.milvus, self.spec, action.ordinal)
             # If this fails, the next pass finds a pod without a claim, and tries again.
-            self.claim(Action("claim", action.ordinal, claim))
+            self.claim(action)
 
     def claim(self, action: Action) -> None:
-        self.create_unless_there(self.api.claims, "claim", action)
+        claim = new_claim(self.milvus, self.spec, action.ordinal)
+        self.create_unless_there(self.api.claims, "claim", claim)
 
     def expose(self, action: Action) -> None:
-        self.create_unless_there(self.api.services, "service", action)
+        self.create_unless_there(self.api.services, "service", new_service(self.milvus))
 
-    def create_unless_there(self, resource: Resource, kind: str, action: Action) -> None:
+    def create_unless_there(self, resource: Resource, kind: str, obj: Obj) -> None:
         """Create an object, unless there is one without our label, which is not listed: somebody
         else has made it, and it is left as it is."""
         try:
-            self.api.create(resource, action.obj)
+            self.api.create(resource, obj)
         except ApiError as error:
             if error.status_reason != "AlreadyExists":
                 raise
             return
-        self.note("Created", kind, action)
+        self.note("Created", kind, obj)
 
     def adopt(self, action: Action) -> None:
         """Set a pod's owner and label, and mark one that has no fingerprint. That is safe: its
@@ -2114,18 +2120,18 @@ class Visit:
         if not template_hash_of(action.obj):
             metadata["annotations"] = {TEMPLATE_HASH: UNKNOWN}
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
-        self.note("Adopted", "pod", action)
+        self.note("Adopted", "pod", action.obj, action.because)
 
     def grow(self, action: Action) -> None:
         """Ask for a larger volume."""
         requests = {"storage": self.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
-        self.note("Expanded", "claim", action)
+        self.note("Expanded", "claim", action.obj, action.because)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
-        self.note("Deleted", "pod", action)
+        self.note("Deleted", "pod", action.obj, action.because)
 
     restart = delete
 

@@ -1,6 +1,7 @@
 """Writes that are rejected or fail: they back off, are reported, and delay nothing else."""
 
 import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -384,3 +385,17 @@ def test_a_gateways_error_has_any_body_and_is_no_answer(body: str) -> None:
     found = mo.rejection(error)
     assert found.is_lost
     assert found.why == mo.Why("APIError", "no upstream")
+
+
+def test_of_a_thousand_heavy_pods_none_is_made_before_it_is_sent() -> None:
+    """Each weighs a megabyte; together they would take all memory, and minutes."""
+    env = [{"name": f"V{number}"} for number in range(1000)]
+    pod = {"spec": {"containers": [{"name": "milvus", "env": env}]}}
+    world = World(milvus(replicas=1000, pod=pod))
+    world.server.reject("create", "pods", 403, EXCEEDED)
+    tracemalloc.start()
+    world.passes(2)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert world.reason() == "QuotaExceeded"
+    assert peak < 20 << 20
