@@ -388,10 +388,9 @@ def test_a_gateways_error_has_any_body_and_is_no_answer(body: str) -> None:
 
 
 def test_of_a_thousand_heavy_pods_none_is_made_before_it_is_sent() -> None:
-    """Each weighs a megabyte; together they would take all memory, and minutes."""
-    env = [{"name": f"V{number}"} for number in range(1000)]
-    pod = {"spec": {"containers": [{"name": "milvus", "env": env}]}}
-    world = World(milvus(replicas=1000, pod=pod))
+    """Together, they would take hundreds of megabytes, and seconds."""
+    settings = "".join(f"a.b{number}: 1\n" for number in range(300))
+    world = World(milvus(replicas=1000, milvusSpec=settings))
     world.server.reject("create", "pods", 403, EXCEEDED)
     tracemalloc.start()
     world.passes(2)
