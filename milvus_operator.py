@@ -324,45 +324,6 @@ DEFAULTS = {
 }
 DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
 
-# Where Milvus keeps its data: what; the settings that decide; their values, joined by a slash; and
-# the settings that say where it lies then: a folder, or what tells one place in a service from
-# another.
-QUEUE = "mq.type woodpecker.storage.type"
-BUCKET = "minio.address minio.bucketName minio.rootPath"
-TOPICS = "msgChannel.chanNamePrefix.cluster"
-PLACES = (
-    ("metadata", "etcd.use.embed", "true 1 t", "etcd.data.dir"),
-    ("metadata", "etcd.use.embed", "false 0 f", "etcd.endpoints etcd.rootPath"),
-    ("vectors", "common.storageType", "local", "localStorage.path"),
-    ("vectors", "common.storageType", "remote minio opendal", BUCKET),
-    ("queue", "mq.type", "rocksmq default", "rocksmq.path"),
-    ("queue", "mq.type", "natsmq", "natsmq.server.storeDir"),
-    ("queue", "mq.type", "kafka", f"kafka.brokerList {TOPICS}"),
-    ("queue", "mq.type", "pulsar", f"pulsar.address pulsar.tenant pulsar.namespace {TOPICS}"),
-    ("queue", QUEUE, "woodpecker/local", "woodpecker.storage.rootPath"),
-    ("queue", QUEUE, "woodpecker/ woodpecker/minio woodpecker/service", BUCKET),
-)
-# The folders, and where they are unless a setting says otherwise.
-FOLDERS = {
-    "etcd.data.dir": "default.etcd",
-    "localStorage.path": f"{DATA}/data",
-    "rocksmq.path": f"{DATA}/rdb_data",
-    "natsmq.server.storeDir": f"{DATA}/nats",
-    "woodpecker.storage.rootPath": f"{DATA}/woodpecker",
-}
-WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
-ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
-LONGEST_PATH = 512  # of a path, and of a variable that may be a part of one
-MOST_PODS = 2  # the largest number that a `Danger` has
-# Parts of a configuration, and the setting without whose value Milvus would not use them.
-PARTS = {
-    "minio": ("common.storageType", "remote"),
-    "etcd.endpoints": ("etcd.use.embed", "false"),
-    "kafka": ("mq.type", "kafka"),
-    "pulsar": ("mq.type", "pulsar"),
-    "woodpecker": ("mq.type", "woodpecker"),
-}
-
 # More YAML events than any real configuration has; a setting takes two. So no text takes long.
 MAX_EVENTS = 2000
 FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `canonical` writes them
@@ -590,15 +551,6 @@ def spec_of(milvus: Obj) -> Spec:
     return spec
 
 
-def refuse_dangers(milvus: Obj, spec: Spec, mine: Objs) -> None:
-    """Refuse what would lose data, unless it runs already in these pods. Raises Invalid."""
-    if is_in_use(milvus, spec, mine, MOST_PODS):
-        return
-    for danger in dangers(new_pod(milvus, spec, 0), new_pod(milvus, spec, 1), spec):
-        if not is_in_use(milvus, spec, mine, danger.pods):
-            raise Invalid(danger.text)
-
-
 def without_empty(over: Obj) -> Obj:
     """An overlay without its empty mappings, which change nothing. Those inside a list are kept:
     there, they may mean something."""
@@ -616,18 +568,6 @@ def fingerprint(fields: Obj, settings: Mapping[str, str], over: Obj) -> str:
     }
     template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
-    """Whether at least so many pods of this very template are there, or this very spec was
-    accepted before, perhaps by a version of the operator that knew of no danger: a new check must
-    not keep a database from being healed."""
-    # Not Reconciled, which is Invalid also if the API server refuses a Service.
-    ready = condition_of(milvus, "Ready")
-    was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
-    was_accepted = was_seen and ready.get("reason") != INVALID
-    alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
-    return was_accepted or len(alike) >= least
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -823,7 +763,48 @@ def identity(list_name: str, item: Obj) -> str:
     return value
 
 
-# --- Where a pod keeps its data ---
+# ---------- Where a pod keeps its data; also special about Milvus ----------
+
+# Where Milvus keeps its data: what; the settings that decide; their values, joined by a slash; and
+# the settings that say where it lies then: a folder, or what tells one place in a service from
+# another.
+QUEUE = "mq.type woodpecker.storage.type"
+BUCKET = "minio.address minio.bucketName minio.rootPath"
+TOPICS = "msgChannel.chanNamePrefix.cluster"
+PLACES = (
+    ("metadata", "etcd.use.embed", "true 1 t", "etcd.data.dir"),
+    ("metadata", "etcd.use.embed", "false 0 f", "etcd.endpoints etcd.rootPath"),
+    ("vectors", "common.storageType", "local", "localStorage.path"),
+    ("vectors", "common.storageType", "remote minio opendal", BUCKET),
+    ("queue", "mq.type", "rocksmq default", "rocksmq.path"),
+    ("queue", "mq.type", "natsmq", "natsmq.server.storeDir"),
+    ("queue", "mq.type", "kafka", f"kafka.brokerList {TOPICS}"),
+    ("queue", "mq.type", "pulsar", f"pulsar.address pulsar.tenant pulsar.namespace {TOPICS}"),
+    ("queue", QUEUE, "woodpecker/local", "woodpecker.storage.rootPath"),
+    ("queue", QUEUE, "woodpecker/ woodpecker/minio woodpecker/service", BUCKET),
+)
+# The folders, and where they are unless a setting says otherwise.
+FOLDERS = {
+    "etcd.data.dir": "default.etcd",
+    "localStorage.path": f"{DATA}/data",
+    "rocksmq.path": f"{DATA}/rdb_data",
+    "natsmq.server.storeDir": f"{DATA}/nats",
+    "woodpecker.storage.rootPath": f"{DATA}/woodpecker",
+}
+WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
+ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
+LONGEST_PATH = 512  # of a path, and of a variable that may be a part of one
+MOST_PODS = 2  # the largest number that a `Danger` has
+# Parts of a configuration, and the setting without whose value Milvus would not use them.
+PARTS = {
+    "minio": ("common.storageType", "remote"),
+    "etcd.endpoints": ("etcd.use.embed", "false"),
+    "kafka": ("mq.type", "kafka"),
+    "pulsar": ("mq.type", "pulsar"),
+    "woodpecker": ("mq.type", "woodpecker"),
+}
+
+
 class Place(NamedTuple):
     """A place for data: in a service, or on a volume, or, if it has neither, in the container. Two
     that are equal are the same storage."""
@@ -840,6 +821,27 @@ class Danger(NamedTuple):
 
     text: str
     pods: int = 1  # once so many of that template are there, it is too late to refuse it
+
+
+def refuse_dangers(milvus: Obj, spec: Spec, mine: Objs) -> None:
+    """Refuse what would lose data, unless it runs already in these pods. Raises Invalid."""
+    if is_in_use(milvus, spec, mine, MOST_PODS):
+        return
+    for danger in dangers(new_pod(milvus, spec, 0), new_pod(milvus, spec, 1), spec):
+        if not is_in_use(milvus, spec, mine, danger.pods):
+            raise Invalid(danger.text)
+
+
+def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
+    """Whether at least so many pods of this very template are there, or this very spec was
+    accepted before, perhaps by a version of the operator that knew of no danger: a new check must
+    not keep a database from being healed."""
+    # Not Reconciled, which is Invalid also if the API server refuses a Service.
+    ready = condition_of(milvus, "Ready")
+    was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
+    was_accepted = was_seen and ready.get("reason") != INVALID
+    alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
+    return was_accepted or len(alike) >= least
 
 
 def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
