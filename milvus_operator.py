@@ -379,7 +379,7 @@ def canonical(name: str) -> str:
     """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. All
     that compares settings uses this: the search for duplicates and for fixed settings, the
     defaults that a user replaces, in milvusSpec (`environment`) or in an overlay (`identity`), and
-    the tables above."""
+    the tables of places."""
     return re.sub("[_./]", "", bare(name)).lower()
 
 
@@ -791,6 +791,8 @@ FOLDERS = {
     "natsmq.server.storeDir": f"{DATA}/nats",
     "woodpecker.storage.rootPath": f"{DATA}/woodpecker",
 }
+# Beside this folder, Milvus makes another, with this added to its name.
+META_FOLDERS = {"rocksmq.path": "_meta_kv"}
 WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
 ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
 LONGEST_PATH = 512  # of a path, and of a variable that may be a part of one
@@ -908,6 +910,9 @@ def places_of(pod: Obj) -> list[Place]:
             found.append(Place(what, setting, service, {}))
         elif not (path := folder_of(setting, values)).startswith(ELSEWHERE):
             found.append(Place(what, setting, {}, *on_volume(path, variables, pod)))
+            if suffix := META_FOLDERS.get(setting):
+                beside = on_volume(path + suffix, variables, pod)
+                found.append(Place(what, f"{setting} with the suffix {suffix}", {}, *beside))
     return found
 
 

@@ -397,6 +397,13 @@ UNSAFE = {
     f"settings: {{{WOODPECKER}: {{type: local, rootPath: default}}, localStorage.path: /a}}": OUTSIDE,
     "settings: {etcd.use.embed: 1, etcd.data.dir: /x}": f"etcd.data.dir {OUTSIDE}",
     "{env: [{name: D, value: /tmp}, {name: LOCALSTORAGE_PATH, value: $(D)/d}]}": OUTSIDE,
+    # The folder is on a volume, and its list of topics, a folder beside it, is not.
+    f"{{size: 1Gi, settings: {{rocksmq.path: /q}}, {NFS}, mounts: [{{name: mine, mountPath: /q}}]}}": (
+        f"rocksmq.path with the suffix _meta_kv {OUTSIDE}"
+    ),
+    f"{{size: 1Gi, {MOUNTED % 'emptyDir: {}'}, mounts: [{{name: mine, mountPath: /var/lib/milvus/rdb_data_meta_kv}}]}}": (
+        f"_meta_kv {ENDS}"
+    ),
     # Beside storage, what ends with the pod is a mistake.
     f"{{size: 1Gi, {MOUNTED % 'emptyDir: {}'}, {AT_DATA}}}": f"etcd.data.dir {ENDS}",
     f"{{size: 1Gi, volumes: [{{name: mine}}], {AT_DATA}}}": f"etcd.data.dir {ENDS}",
