@@ -1928,6 +1928,8 @@ class Visit:
                 self.log(logging.ERROR, text)
             self.due = self.began + LONGEST_DELAY
             return self.new_outcome(FAILED, text, owes_status=True)
+        finally:
+            self.spec = Spec()  # the loop keeps the visit, but not that: see `slim_with_spec`
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""

@@ -111,6 +111,16 @@ def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> Non
     assert world.reason("fits") == "Reconciled"
 
 
+def test_of_many_specs_that_fit_none_is_kept_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 150 such specs, the parsed ones would take more memory than the pod may have."""
+    monkeypatch.setattr(mo, "PAGE", 2)
+    world = World(*[milvus(f"wide-{number}", replicas=0, pod="MARK") for number in range(25)])
+    items = [json.dumps(item).encode() for item in world.server.all_of("milvuses")]
+    text = b'{"spec": {"tolerations": [%b[]]}}' % (b"[]," * 20_000)
+    assert memory_of_lists(world, "milvuses", items, text) < 15
+    assert world.reason("wide-0") == "Reconciled"
+
+
 @pytest.mark.platform
 @pytest.mark.parametrize("levels", [100, 400, 5000])
 def test_a_spec_that_is_nested_too_deeply_harms_no_other(levels: int) -> None:
