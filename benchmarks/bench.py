@@ -105,6 +105,12 @@ class Bench:
         if self.old and old in self.found and old != theirs:
             self.add(size, what, self.old, ours, old, 1.05)
 
+    def price(self, name: str) -> str:
+        """The median of the requests; that of the CPU, its least and its most."""
+        requests, share = self.found[f"{name}.requests"], self.found[f"{name}.share"]
+        spread = f"{median(share):.1f} % ({min(share):.1f} to {max(share):.1f})"
+        return f"{median(requests):.1f} /s, {spread}"
+
     def shown(self, name: str) -> str:
         """The median, with three digits that count."""
         return f"{median(self.found[name]):#.3g}".rstrip(".")
@@ -401,11 +407,7 @@ def add_price(bench: Bench, space: Namespace, what: str) -> None:
     for _ in range(ROUNDS):
         for name, command in commands.items():
             bench.record(name, price_of(bench, within(space, command)))
-    medians = {name: median(values) for name, values in bench.found.items()}
-    cells = [
-        f"{medians[f'{name}.requests']:.1f} /s, {medians[f'{name}.share']:.1f} %"
-        for name in commands
-    ]
+    cells = [bench.price(name) for name in commands]
     row = f"| {what} | {' | '.join(cells)} |"
     print(f"  {row}", flush=True)
     bench.prices.append(row)
@@ -435,7 +437,7 @@ of this takes longer. Quiet pods have statuses such as a kubelet writes.
 {rows}
 
 What polling costs the API server while nothing changes: requests, and the CPU time of etcd and kube-apiserver together, in
-per cent of a core, over {SECONDS} seconds; medians of {ROUNDS}, in turns. The watch is an idle one of the same four kinds.
+per cent of a core, over {SECONDS} seconds; median, least and most of {ROUNDS}, in turns. The watch is an idle one of the same four kinds.
 
 | Milvus resources | nobody | a watch | the operator, every 5 s |
 |---|---|---|---|
