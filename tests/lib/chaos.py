@@ -154,7 +154,9 @@ class Users:
     def settle_down(self) -> None:
         """Ask for good pods, and wait until there are."""
         eventually(self.ask_for_good_pods, 30, ignoring=FAILURES)
+        started = time.monotonic()
         eventually(self.are_served, 120, ignoring=(AssertionError,))
+        print(f"as asked {time.monotonic() - started:.0f} s after the last change and fault")
 
     def ask_for_good_pods(self) -> bool:
         """Three or four of each; a new spec waits for no back-off. A roll waits for names that pods
