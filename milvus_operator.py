@@ -2121,12 +2121,12 @@ class Visit:
         self.note("Created", kind, obj)
 
     def adopt(self, action: Action) -> None:
-        """Set a pod's owner and label, and mark one that has no fingerprint. That is safe: its
-        Milvus was listed after the pod, and is not being deleted."""
+        """Set a pod's owner and label, and mark an orphan that has no fingerprint. That is safe:
+        its Milvus was listed after the pod, and is not being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         metadata["labels"] = our_label(self.milvus)
-        if not template_hash_of(action.obj):
+        if not (template_hash_of(action.obj) or owns(self.milvus, action.obj)):
             metadata["annotations"] = {TEMPLATE_HASH: UNKNOWN}
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
         self.note("Adopted", "pod", action.obj, action.because)

@@ -130,12 +130,14 @@ def test_an_adopted_pod_that_is_gone_is_created_at_once() -> None:
     assert world.names("create", "pods") == ["x-0"]
 
 
-def test_what_removes_the_fingerprint_of_each_pod_restarts_no_database() -> None:
-    """A policy that drops annotations which it does not know, for example."""
+@pytest.mark.parametrize("fields", [["annotations"], ["annotations", "labels"]])
+def test_what_removes_the_fingerprint_of_each_pod_restarts_no_database(fields: list[str]) -> None:
+    """A policy that drops annotations and labels which it does not know, for example."""
     world = World(milvus(replicas=2))
 
     def strip(request: Request) -> None:
-        del request.body["metadata"]["annotations"]
+        for each in fields:
+            del request.body["metadata"][each]
 
     world.server.when("create", "pods", strip)
     world.live(100)

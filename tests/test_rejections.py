@@ -10,7 +10,6 @@ from urllib3 import HTTPResponse
 
 import milvus_operator as mo
 from tests.lib.front import Rejected, Request, http_response
-from tests.lib.server import merge
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 WAITS = [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -212,18 +211,6 @@ def test_a_quota_is_met_once_in_a_pass_and_delays_nothing_else() -> None:
     world.passes(3)
     assert rule.hits == 4
     assert world.reason() == "QuotaExceeded"
-
-
-def test_a_pod_without_the_fingerprint_is_replaced_ever_more_rarely() -> None:
-    """As admission may remove it."""
-
-    def admit(request: Request) -> None:
-        request.body = merge(request.body, {"metadata": {"annotations": None}})
-
-    world = World(milvus())
-    world.server.when("create", "pods", admit)
-    world.live(100)
-    assert len(world.names("delete", "pods")) < 14
 
 
 @pytest.mark.parametrize("reason", ["Forbidden", "QuotaExceeded", "Invalid", "NameConflict"])
