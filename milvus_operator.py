@@ -1246,7 +1246,8 @@ def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
     reason, message = unready[ordinal]
     text += f"; {pod_name(seen.milvus, ordinal)}: {message or reason}"
     if ordinal in seen.held_back(spec):
-        text += f"; it waits until its claim {claim_name(seen.milvus, ordinal)} has been deleted"
+        claim = claim_name(seen.milvus, ordinal)
+        text += f"; while its claim {claim} is ending or lost, this pod is not deleted or created"
     return Why(reason, text)
 
 

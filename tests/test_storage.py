@@ -104,7 +104,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
         "claim data-x-1 is Terminating, and only its pod keeps the data: back it up before the pod ends"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
-    waits = "; it waits until its claim data-x-0 has been deleted"
+    waits = "; while its claim data-x-0 is ending or lost, this pod is not deleted or created"
     message = world.condition("x", "Ready")["message"]
     assert message.endswith(f"x-0: Evicted{waits}")
     world.server.set_pod("x-1", ready=False)
@@ -142,7 +142,7 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     assert world.names("delete", "pods") == ["x-0"], "it has a claim of its own"
     assert world.reason() == "ClaimLost"
     assert "claim data-x-1 is Lost, and only its pod keeps the data" in world.message()
-    assert "it waits until its claim data-x-1" in world.condition("x", "Ready")["message"]
+    assert "while its claim data-x-1 is ending or lost" in world.condition("x", "Ready")["message"]
     world.change("x", replicas=1)
     world.passes(2)
     assert "x-1" in world.pods()
