@@ -164,7 +164,8 @@ class Unusable(click.ClickException):
 
 # ---------- Readers of unstructured objects ----------
 
-CONTAINERS = ("initContainerStatuses", "containerStatuses")  # in the status of a pod
+INIT_CONTAINERS = "initContainerStatuses"  # in the status of a pod
+CONTAINERS = "containerStatuses"
 
 
 def name_of(obj: Obj) -> str:
@@ -236,9 +237,9 @@ def may_serve(pod: Obj) -> bool:
     for a readiness gate does the same, but gives a reason; such a pod serves nobody."""
     if is_over(pod):
         return False
-    containers = pod["status"].get("containerStatuses") or []
+    containers = pod["status"].get(CONTAINERS) or []
     # An init container that has done its work is ready; one that goes on, a sidecar, may not be.
-    others = pod["status"].get("initContainerStatuses") or []
+    others = pod["status"].get(INIT_CONTAINERS) or []
     all_ready = bool(containers) and all(one.get("ready") for one in (*containers, *others))
     is_gated = condition_of(pod, "Ready").get("reason") == "ReadinessGatesNotReady"
     return is_ready(pod) or (all_ready and not is_gated)
@@ -259,7 +260,7 @@ def why_not_ready(pod: Obj) -> Why:
         return Why("Terminating", held_by and f"its finalizers have not been removed: {held_by}")
     if is_finished(pod):
         return why_in(status, phase)
-    for part in CONTAINERS:
+    for part in (INIT_CONTAINERS, CONTAINERS):
         for container in status.get(part) or []:
             for state in (container.get("state") or {}).values():  # waiting, running or terminated
                 if state.get("reason") not in (None, "Completed"):
@@ -767,7 +768,7 @@ def identity(list_name: str, item: Obj) -> str:
 
 # Where Milvus keeps its data: what; the settings that decide; their values, joined by a slash; and
 # the settings that say where it lies then: a folder, or what tells one place in a service from
-# another.
+# another. Messages name the last one.
 QUEUE = "mq.type woodpecker.storage.type"
 BUCKET = "minio.address minio.bucketName minio.rootPath"
 TOPICS = "msgChannel.chanNamePrefix.cluster"
@@ -827,18 +828,19 @@ class Danger(NamedTuple):
 
 def refuse_dangers(milvus: Obj, spec: Spec, mine: Objs) -> None:
     """Refuse what would lose data, unless it runs already in these pods. Raises Invalid."""
-    if is_in_use(milvus, spec, mine, MOST_PODS):
+    if may_stay(milvus, spec, mine, MOST_PODS):  # no danger needs more, so this saves the search
         return
     for danger in dangers(new_pod(milvus, spec, 0), new_pod(milvus, spec, 1), spec):
-        if not is_in_use(milvus, spec, mine, danger.pods):
+        if not may_stay(milvus, spec, mine, danger.pods):
             raise Invalid(danger.text)
 
 
-def is_in_use(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
+def may_stay(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
     """Whether at least so many pods of this very template are there, or this very spec was
     accepted before, perhaps by a version of the operator that knew of no danger: a new check must
     not keep a database from being healed."""
-    # Not Reconciled, which is Invalid also if the API server refuses a Service.
+    # Of the two, Ready: it is Invalid also if the API server refuses a pod, but Reconciled, too, if
+    # it refuses a Service.
     ready = condition_of(milvus, "Ready")
     was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
     was_accepted = was_seen and ready.get("reason") != INVALID
@@ -994,7 +996,7 @@ STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
 # in turn, each of its pods would time out.
 ANSWER: Key = ("answer", None)
-Refused = Set[Key]  # what the API server has refused, and what still backs off
+Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "the template is outdated"
@@ -1213,8 +1215,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# That a new Milvus is fine is not news, so no event says this of one. But each status says it: if
-# the words changed, every status would be written anew, with an event.
+# No event says this of a new Milvus, because it is no news. But each status says it, so a change of
+# these words would write all of them anew, with an event each.
 MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -1281,7 +1283,7 @@ def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
 
 def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str], now: str) -> Obj:
     """The status of a Milvus. `problems` says what has failed, and `lasting` which reasons have
-    for a while; `now` is a time in RFC 3339."""
+    persisted for a while; `now` is a time in RFC 3339."""
     milvus = seen.milvus
     present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
@@ -1363,7 +1365,8 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 #
 #   what comes of it             what is remembered        what later passes do
 #   done                         nothing; of a verb that   it, if it is to do again; if PACED, after
-#                                is PACED, when            10 s, 20 s, 40 s, then a minute
+#                                is PACED, when            10 s (longer if it had failed before),
+#                                                          20 s, 40 s, then a minute
 #   refused: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
 #   lost: there was no answer,   the problem, also that    the same, after all others; a roll waits,
@@ -1396,8 +1399,8 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
     status still follows."""
 
-    # Not `create`: a pod that is deleted, however often, is created at once. To `relabel` is what
-    # it does instead if a pod of ours, without our label, is in its way.
+    # Not `create`: a pod that is deleted, however often, is created at once. `relabel` is what
+    # `create` does instead if a pod of ours that lacks our label is in its way.
     PACED = ("restart", "replace", "adopt", "relabel", "claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
@@ -1597,7 +1600,7 @@ def slim_pod(pod: Obj) -> Obj:
     slimmed = slim(pod)
     containers = {
         part: [pick(one, ("ready", "state")) for one in statuses]
-        for part, statuses in pick(slimmed["status"], CONTAINERS).items()
+        for part, statuses in pick(slimmed["status"], (INIT_CONTAINERS, CONTAINERS)).items()
     }
     return slimmed | {"status": slimmed["status"] | containers}
 
@@ -1985,7 +1988,7 @@ class Visit:
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
-        """Do these; last those that failed before: else one that hangs would hold up all others."""
+        """Do these, and last those that failed before: one that hangs must not hold up others."""
         failing = set[str]()  # verbs that would fail for each pod, such as create by a quota
         for action in sorted(actions, key=lambda action: self.retries.has_failed(action.key)):
             if action.verb in failing or self.retries.waits(action.key, now):
@@ -2010,7 +2013,7 @@ class Visit:
             task(*arguments)
         except ApiError as error:
             now = self.api.clock()
-            self.due = min(self.due, now)  # what this has held up
+            self.due = min(self.due, now)  # for the actions that this has held up
             # Not after a status: it is one request, and backs off on its own.
             if error.is_lost and key != STATUS and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why)
