@@ -553,6 +553,10 @@ def test_a_dangerous_spec_that_was_accepted_is_not_refused_and_an_edit_of_it_is(
     assert accepted(there).invalid == ""
     refused = {"type": "Ready", "observedGeneration": 1, "reason": "Invalid"}
     assert read(there | {"status": {"conditions": [refused]}}).invalid
+    service_refused = {"type": "Reconciled", "observedGeneration": 1, "reason": "Invalid"}
+    pods_accepted = refused | {"reason": "Creating"}
+    said = there | {"status": {"conditions": [pods_accepted, service_refused]}}
+    assert read(said).invalid == ""
     of_another_spec = {"type": "Ready", "observedGeneration": 0, "reason": "Creating"}
     assert read(there | {"status": {"conditions": [of_another_spec]}}).invalid
 
