@@ -116,7 +116,7 @@ FAILED = "failed"
 
 # Times, in seconds. SLACK must be more than LONGEST_LIST_DELAY, or /healthz would fail while the
 # API server is down.
-ACTING = 10  # a pass begins no write later than this after its lists have arrived
+ACTING = 10  # a pass begins no write later than this after the last of its lists has arrived
 SENDING = 5  # a pass begins to send no event later than this after its visits
 ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
 STOPPING = 4  # after a signal, requests that have begun may take this long
@@ -839,8 +839,7 @@ def may_stay(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
     """Whether at least so many pods of this very template are there, or this very spec was
     accepted before, perhaps by a version of the operator that knew of no danger: a new check must
     not keep a database from being healed."""
-    # Of the two, Ready: it is Invalid also if the API server refuses a pod, but Reconciled, too, if
-    # it refuses a Service.
+    # Ready, not Reconciled: that one is Invalid also if the API server refuses a claim or Service.
     ready = condition_of(milvus, "Ready")
     was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
     was_accepted = was_seen and ready.get("reason") != INVALID
@@ -1123,8 +1122,8 @@ def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
 
 
 def by_name(milvus: Obj, name: str) -> Obj:
-    """What is to be created, by its name: it is made only then, because a thousand pods of a large
-    spec would take minutes, and gigabytes."""
+    """The name of what is to be created. The rest is made when it is sent: made all at once, a
+    thousand pods of a large spec would take minutes, and gigabytes."""
     return {"metadata": {"namespace": namespace_of(milvus), "name": name}}
 
 
@@ -1933,7 +1932,7 @@ class Visit:
             self.due = self.began + LONGEST_DELAY
             return self.new_outcome(FAILED, text, owes_status=True)
         finally:
-            self.spec = Spec()  # the loop keeps the visit, but not that: see `slim_with_spec`
+            self.spec = Spec()  # the loop keeps the visit, and a parsed spec may be large
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
