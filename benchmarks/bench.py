@@ -1,6 +1,6 @@
 """Measures the operator next to bare requests, ReplicaSets and kopf, in one run on one machine.
 
-    make bench                             # everything, in 40 minutes
+    make bench                             # everything, in 45 minutes
     make bench ARGS='quiet roll'           # only the rows whose names begin with one of these words
     make bench ARGS='--against old.py'     # also next to another version of milvus_operator.py
     make bench MANY=20                     # tiny, once: only to see that it works
