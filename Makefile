@@ -122,10 +122,10 @@ release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…)
 	cp docs/reports/*.md dist
 	cd dist && sha256sum * >SHA256SUMS
 
-# Not the reports, which name the version that was measured, the changelog, nor what earlier versions have left.
+# Not the reports, which name the version that was measured, nor the changelog.
 version: ## set the version of everything (V=0.2.0)
 	@[ -n "$(V)" ] || { echo "Give the new version: make version V=0.2.0" && exit 1; }
-	git grep -lFw '$(VERSION)' -- :!CHANGELOG.md :!docs/reports :!local/modules :!requirements.lock :!tests/upgrades | \
+	git grep -lFw '$(VERSION)' -- :!CHANGELOG.md :!docs/reports :!local/modules :!requirements.lock | \
 		xargs sed -i 's/\b$(subst .,\.,$(VERSION))\b/$(V)/g'
 
 clean: ## remove the virtual environments and the tools' caches
