@@ -16,7 +16,6 @@ both as dicts. Start reading at `decide`, then `Visit.reconcile` and `Operator.r
 from __future__ import annotations
 
 import os
-import posixpath
 import signal
 import sys
 
@@ -47,6 +46,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
+from posixpath import normpath
 from typing import Any, NamedTuple
 
 import click
@@ -281,29 +281,21 @@ def why_in(state: Obj, otherwise: str) -> Why:
 
 APP = "milvus"  # the value of the pods' name label
 CONTAINER = "milvus"  # the name of the container
-DATA = "/var/lib/milvus"  # where it keeps its data
-CONFIG = "/etc/milvus-polling-operator"  # where it finds what the operator configures by a file
+DATA = "/var/lib/milvus"  # the folder of all of its data
+CONFIGS = "/milvus/configs"  # the folder of its configuration, in Milvus's images
 CONFIG_VOLUME = "operator-config"
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 
-# The components share the container, and find each other at 127.0.0.1. If they registered the pod's
-# address, which changes, a new pod on existing data would wait until the old sessions expire.
-COMPONENTS = (
-    "ROOTCOORD",
-    "DATACOORD",
-    "QUERYCOORD",
-    "INDEXCOORD",
-    "PROXY",
-    "DATANODE",
-    "INDEXNODE",
-    "QUERYNODE",
-    "STREAMINGNODE",
-)
-# The embedded etcd, as in the Milvus project's own script: with its own defaults it would be full
-# at 2 GiB, and then Milvus does not start. It listens on this host only.
-ETCD_FILE = "etcd.yaml"
-ETCD_ANNOTATION = f"{GROUP}/etcd-config"
+# The files that a pod has beside the milvus.yaml of its image. Milvus reads that one, then
+# default.yaml, then user.yaml, then variables; what comes later wins. The text of each file is an
+# annotation of the pod, so that no ConfigMap is needed.
+DEFAULT_FILE = "default.yaml"  # ours
+USER_FILE = "user.yaml"  # spec.milvusSpec, word for word
+ETCD_FILE = "etcd.yaml"  # read by the embedded etcd
+FILES = (DEFAULT_FILE, USER_FILE, ETCD_FILE)
+# As in the Milvus project's own script: with its own defaults, etcd would be full at 2 GiB, and
+# Milvus does not start then. It listens on this host only.
 ETCD_CONFIG = """\
 listen-client-urls: http://127.0.0.1:2379
 advertise-client-urls: http://127.0.0.1:2379
@@ -312,39 +304,58 @@ auto-compaction-mode: revision
 auto-compaction-retention: '1000'
 """
 
-# The environment variables that make one container a complete, standalone Milvus.
+# What makes one container a complete, standalone Milvus: the settings of default.yaml.
 DEFAULTS = {
-    "DEPLOY_MODE": "STANDALONE",
-    "ETCD_USE_EMBED": "true",
-    "ETCD_DATA_DIR": f"{DATA}/etcd",
-    "ETCD_CONFIG_PATH": f"{CONFIG}/{ETCD_FILE}",
-    "ETCD_ENDPOINTS": "127.0.0.1:2379",
-    "COMMON_STORAGETYPE": "local",
-    "MQ_TYPE": "rocksmq",
-    "COMMON_GRACEFULSTOPTIMEOUT": "5",  # seconds; Milvus's own default is half an hour
+    "etcd.use.embed": "true",
+    "etcd.data.dir": f"{DATA}/etcd",
+    "etcd.config.path": f"{CONFIGS}/{ETCD_FILE}",
+    "etcd.endpoints": "127.0.0.1:2379",
+    "common.storageType": "local",
+    "common.gracefulStopTimeout": "5",  # seconds; Milvus's own default is half an hour
+    "localStorage.path": f"{DATA}/data",
+    "mq.type": "rocksmq",
+    "rocksmq.path": f"{DATA}/rdb_data",
 }
-DEFAULTS |= {f"{component}_IP": "127.0.0.1" for component in COMPONENTS}
+# The components share the container, and find each other at 127.0.0.1. If they registered the pod's
+# address, which changes, a new pod on existing data would wait until the old sessions expire.
+COMPONENTS = (
+    "rootCoord",
+    "dataCoord",
+    "queryCoord",
+    "indexCoord",
+    "proxy",
+    "dataNode",
+    "indexNode",
+    "queryNode",
+    "streamingNode",
+)
+DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# More YAML events than any real configuration has; a setting takes two. So no text takes long.
-MAX_EVENTS = 2000
-FIXED = {"proxyport", "metricsport"}  # settings that the ports rely on, as `canonical` writes them
-MILVUS_PREFIX = re.compile(r"^(MILVUS_CONF_)?((?i:milvus)\.)?")  # Milvus drops both from a key
-# What Milvus's own file may say for true and false, and the word that a variable needs instead.
-YAML_WORDS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}
-# What the name of an environment variable may contain: from space to ~, but not =.
-VARIABLE = re.compile("[ -<>-~]{1,256}")
-YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if there is one
+# What is named is used: if an owner names a setting that begins with the first, default.yaml sets
+# the second to the third. Of several queues, Milvus prefers them in this order.
+CHOICES = (
+    ("minio.", "common.storageType", "remote"),
+    ("etcd.endpoints", "etcd.use.embed", "false"),
+    ("pulsar.", "mq.type", "pulsar"),
+    ("kafka.", "mq.type", "kafka"),
+    ("woodpecker.", "mq.type", "woodpecker"),
+)
 
 
-def new_container(image: str, settings: Mapping[str, str]) -> Obj:
-    """A standalone Milvus server with these settings. It has five minutes to start."""
+def new_container(image: str) -> Obj:
+    """A standalone Milvus server. It has five minutes to start."""
     port = PORTS["metrics"]
     healthz = {"httpGet": {"path": "/healthz", "port": port}, "timeoutSeconds": 5}
+    # Mounted one by one, so that the image's own files in this folder stay.
+    files = [
+        {"name": CONFIG_VOLUME, "mountPath": f"{CONFIGS}/{name}", "subPath": name, "readOnly": True}
+        for name in FILES
+    ]
     return {
         "name": CONTAINER,
         "image": image,
         "args": ["milvus", "run", "standalone"],
-        "env": environment(settings),
+        "env": [{"name": "DEPLOY_MODE", "value": "STANDALONE"}],  # 2.6 reads this nowhere else
         "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": healthz,  # every 10 seconds; the third failure counts
@@ -352,152 +363,24 @@ def new_container(image: str, settings: Mapping[str, str]) -> Obj:
         "livenessProbe": {"tcpSocket": {"port": port}, "timeoutSeconds": 5, "periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [
-            {"name": "data", "mountPath": DATA},
-            {"name": CONFIG_VOLUME, "mountPath": CONFIG, "readOnly": True},
-        ],
+        "volumeMounts": [{"name": "data", "mountPath": DATA}, *files],
     }
 
 
-def environment(settings: Mapping[str, str]) -> list[Obj]:
-    """The variables: the settings, each under two names, and those of our defaults that they do not
-    replace."""
-    theirs = {canonical(name) for name in settings}
-    variables = {name: value for name, value in DEFAULTS.items() if canonical(name) not in theirs}
-    for name, value in settings.items():
-        variables |= {shell_name(name): value, dotted_name(name): value}
-    return [
-        {"name": name, "value": value.replace("$", "$$")}  # Kubernetes reads $$ as one $
-        for name, value in variables.items()
-    ]
-
-
-# The name of a setting has four forms. As its owner writes it: milvus.proxy.maxNameLength. As it is
-# compared: proxymaxnamelength. As it is handed on: PROXY_MAXNAMELENGTH, because `sh` drops names
-# with dots; and milvus.proxy.maxnamelength, because Milvus finds the members of groups, such as
-# proxy.accessLog.formatters.*, by their dots.
 def canonical(name: str) -> str:
-    """The name of a setting as Milvus compares it: PROXY_PORT and milvus.proxy.port are one. All
-    that compares settings uses this: the search for duplicates and for fixed settings, the
-    defaults that a user replaces, in milvusSpec (`environment`) or in an overlay (`identity`), and
-    the tables of places."""
-    return re.sub("[_./]", "", bare(name)).lower()
+    """The name of a setting as Milvus compares it: `minio.address`, the variable `MINIO_ADDRESS`
+    and `milvus.minio/Address` are one."""
+    return re.sub("[_./]", "", name).lower().removeprefix("milvusconf").removeprefix("milvus")
 
 
-def bare(name: str) -> str:
-    """The name without the prefixes that Milvus drops."""
-    return MILVUS_PREFIX.sub("", name)
-
-
-def shell_name(name: str) -> str:
-    """The environment variable of this setting that every shell hands on."""
-    return re.sub("[./]", "_", bare(name)).upper()
-
-
-def dotted_name(name: str) -> str:
-    """The environment variable of this setting that Milvus finds as the member of a group: in lower
-    case, unless Milvus distinguishes case."""
-    name = name.removeprefix("MILVUS_CONF_")  # Milvus 2.3 does not know this prefix
-    return name if is_case_sensitive(name) else name.lower()
-
-
-def is_case_sensitive(name: str) -> bool:
-    return bare(name).startswith("knowhere.")
-
-
-# --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
-def invalid_at(mark: Any, text: str) -> Invalid:
-    """An error at a mark of the YAML parser; None: at the start."""
-    return Invalid(f"spec.milvusSpec, line {mark.line + 1 if mark else 1}: {text}")
-
-
-def events_of(text: str) -> list[Any]:
-    """The YAML events of a text, without those of the document and the stream. Raises Invalid."""
-    events: list[Any] = []
-    try:
-        for event in yaml.parse(text, YAML_LOADER):
-            mark = event.start_mark
-            if getattr(event, "anchor", None):  # an alias has one, too
-                advice = "anchors and aliases are not allowed: write the value instead"
-                raise invalid_at(mark, advice)
-            if events and isinstance(event, yaml.DocumentStartEvent):
-                raise invalid_at(mark, "it is not valid YAML: it has a second document")
-            if len(events) == MAX_EVENTS:
-                raise invalid_at(mark, "it has too many settings")
-            if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
-                events.append(event)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
-        mark = getattr(error, "problem_mark", None)
-        raise invalid_at(mark, "it is not valid YAML") from None
-    return events
-
-
-def flatten(events: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Each setting of a mapping whose start has been read: its dotted name, its value as it is
-    written, its mark. Raises Invalid."""
-    for key in events:
-        if isinstance(key, yaml.MappingEndEvent):
-            return
-        mark = key.start_mark
-        if not isinstance(key, yaml.ScalarEvent) or not key.value:
-            raise invalid_at(mark, "a key must be a non-empty string")
-        name = prefix + key.value
-        value = next(events)
-        if isinstance(value, yaml.MappingStartEvent):
-            yield from flatten(events, f"{name}.")
-        elif isinstance(value, yaml.SequenceStartEvent):
-            yield name, ",".join(scalars(events)), mark
-        elif not is_null(value):
-            yield name, text_of(value), mark
-
-
-def is_null(scalar: Any) -> bool:
-    """Whether a scalar is empty, `~` or `null`, and not quoted: `a: null`, but not `a: "null"`."""
-    is_unquoted, _ = scalar.implicit
-    return is_unquoted and scalar.value in ("", "~", "null", "Null", "NULL")
-
-
-def scalars(events: Iterator[Any]) -> Iterator[str]:
-    """The items of a list whose start has been read. Raises Invalid."""
-    for item in events:
-        if isinstance(item, yaml.SequenceEndEvent):
-            return
-        if not isinstance(item, yaml.ScalarEvent):
-            text = "a list may hold only scalars, not mappings or lists"
-            raise invalid_at(item.start_mark, text)
-        yield text_of(item)
-
-
-def text_of(scalar: Any) -> str:
-    """What a scalar means in Milvus's own file, which is YAML 1.1: there, `on` is true. As a
-    variable, Milvus would read the word `on` as false."""
-    word = scalar.value
-    is_unquoted, _ = scalar.implicit
-    if is_unquoted and word in (word.lower(), word.capitalize(), word.upper()):
-        return YAML_WORDS.get(word.lower(), word)
-    return word
-
-
-def settings_of(events: list[Any]) -> dict[str, str]:
-    """The settings of the mapping that these events describe, by their dotted names. Raises
-    Invalid."""
-    values: dict[str, str] = {}
-    lines: dict[str, int] = {}  # of each setting, by its canonical name
-    for name, value, mark in flatten(iter(events[1:])):
-        key = canonical(name)
-        if key in FIXED:
-            raise invalid_at(
-                mark, "leave out proxy.port and metrics.port: to move a port, use spec.pod"
-            )
-        if key in lines:
-            raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
-        if not VARIABLE.fullmatch(name):
-            raise invalid_at(
-                mark, "a key must be at most 256 characters of printable ASCII, without ="
-            )
-        values[dotted_name(name)] = value
-        lines[key] = mark.line + 1
-    return values
+def defaults_for(theirs: Iterable[str]) -> dict[str, str]:
+    """The settings of default.yaml for an owner who has set these."""
+    names = [canonical(name) for name in theirs]
+    chosen: dict[str, str] = {}
+    for part, setting, value in CHOICES:
+        if any(name.startswith(canonical(part)) for name in names):
+            chosen.setdefault(setting, value)
+    return DEFAULTS | chosen
 
 
 # ---------- Objects that the operator makes ----------
@@ -505,70 +388,18 @@ def settings_of(events: list[Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Spec:
-    """The spec of a Milvus, read and checked once for each visit."""
+    """The spec of a Milvus, read and checked once for each visit: see `spec_of`."""
 
     image: str = ""
     replicas: int = 1
     storage: Obj = field(default_factory=dict)
     pod: Obj = field(default_factory=dict)  # the overlay, without what changes nothing
     settings: dict[str, str] = field(default_factory=dict)  # of milvusSpec, by dotted name
+    user_file: str = ""  # the text of user.yaml
     is_text: bool = False  # whether milvusSpec is text, which sets nothing
     updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
     invalid: str = ""  # what is wrong with it; then nothing else is set (see `Visit.plan`)
-
-
-def spec_of(milvus: Obj) -> Spec:
-    """Read the spec of a Milvus. Raises Invalid; or anything else, because an older CRD does not
-    check types."""
-    if "spec" not in milvus:  # `slim_with_spec` leaves it out
-        raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    fields = json.loads(milvus["spec"])
-    text = fields.get("milvusSpec") or ""
-    events = events_of(text)
-    is_mapping = not events or isinstance(events[0], yaml.MappingStartEvent)
-    # The example that this project grew from has just words here, so words are accepted.
-    if not is_mapping and re.search("[:=]", text):  # but this looks like settings
-        raise invalid_at(events[0].start_mark, "it is not a YAML mapping: write `name: value`")
-    settings = settings_of(events) if is_mapping else {}
-    over = fields.get("pod") or {}
-    if not isinstance(over, dict):
-        raise Invalid("spec.pod must be a mapping")
-    over = without_empty(pick(over, ("metadata", "spec")))
-    spec = Spec(
-        **pick(fields, ("image", "replicas", "storage")),
-        pod=over,
-        settings=settings,
-        is_text=not is_mapping,
-        updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
-        template_hash=fingerprint(fields, settings, over),
-    )
-    if spec.replicas not in range(MAX_REPLICAS + 1):
-        raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
-    # Fail now, not half-way, if what is asked for cannot be made.
-    new_pod(milvus, spec, 0)
-    if spec.storage:
-        parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
-    return spec
-
-
-def without_empty(over: Obj) -> Obj:
-    """An overlay without its empty mappings, which change nothing. Those inside a list are kept:
-    there, they may mean something."""
-    kept = {key: without_empty(v) if isinstance(v, dict) else v for key, v in over.items()}
-    return {key: value for key, value in kept.items() if value != {}}
-
-
-def fingerprint(fields: Obj, settings: Mapping[str, str], over: Obj) -> str:
-    """A hash of what these fields mean, however it is written. Only when it changes are pods
-    replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
-    the operator replaces no pods. One more field here would replace those of all who use it."""
-    meant = {
-        bare(name) if is_case_sensitive(name) else canonical(name): value
-        for name, value in settings.items()
-    }
-    template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
-    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -610,13 +441,13 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so that only mappings are laid over them
+        "metadata": {"labels": {}, "annotations": {}},  # so that `overlay` refuses anything else
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
             "terminationGracePeriodSeconds": 60,
             "securityContext": {"fsGroup": FS_GROUP},
-            "containers": [new_container(spec.image, spec.settings)],
+            "containers": [new_container(spec.image)],
             "hostname": pod_name(milvus, ordinal),
             "subdomain": name_of(milvus),
             "volumes": new_volumes(milvus, spec, ordinal),
@@ -631,11 +462,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "name": pod_name(milvus, ordinal),
         "namespace": namespace_of(milvus),
         "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
-        "annotations": {
-            TEMPLATE_HASH: spec.template_hash,
-            MADE_BY: __version__,
-            ETCD_ANNOTATION: ETCD_CONFIG,
-        },
+        "annotations": {TEMPLATE_HASH: spec.template_hash, MADE_BY: __version__}
+        | new_files(spec, merged),
         "ownerReferences": [owner_reference(milvus)],
     }
     return {
@@ -646,15 +474,44 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     }
 
 
+def new_files(spec: Spec, pod: Obj) -> dict[str, str]:
+    """The texts of the files, by annotation."""
+    defaults = defaults_for([*spec.settings, *variables_of(pod)])
+    lines = [f"{setting}: {value}\n" for setting, value in defaults.items()]
+    texts = {DEFAULT_FILE: "".join(lines), USER_FILE: spec.user_file, ETCD_FILE: ETCD_CONFIG}
+    return {annotation_of(file): text for file, text in texts.items()}
+
+
+def annotation_of(file: str) -> str:
+    return f"{GROUP}/{file}"
+
+
 def new_volumes(milvus: Obj, spec: Spec, ordinal: int) -> list[Obj]:
-    """One for data, and one for the file of etcd, which is an annotation of the pod, so that no
-    ConfigMap is needed."""
+    """One for data, and one for the files."""
     data: Obj = {"emptyDir": {}}
     if spec.storage:
         data = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
-    etcd = {"fieldPath": f"metadata.annotations['{ETCD_ANNOTATION}']"}
-    config = {"items": [{"path": ETCD_FILE, "fieldRef": etcd}]}
-    return [{"name": "data"} | data, {"name": CONFIG_VOLUME, "downwardAPI": config}]
+    files = [
+        {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation_of(file)}']"}}
+        for file in FILES
+    ]
+    config = {"downwardAPI": {"items": files}}
+    return [{"name": "data"} | data, {"name": CONFIG_VOLUME} | config]
+
+
+def server_of(pod: Obj) -> Obj:
+    """The container that runs Milvus."""
+    return next(one for one in pod["spec"]["containers"] if one.get("name") == CONTAINER)
+
+
+def variables_of(pod: Obj) -> dict[str, str | None]:
+    """The variables of Milvus; None: the value is not known here."""
+    found: dict[str, str | None] = {}
+    for item in server_of(pod).get("env") or []:
+        value = str(item.get("value") or "")
+        is_known = "valueFrom" not in item and "$(" not in value
+        found[str(item.get("name"))] = value if is_known else None
+    return found
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -749,7 +606,6 @@ def overlay_list(base: list[Obj], over: list[Any], path: str) -> list[Any]:
         is_whole = list_name in WHOLE
         covered = below.get(name, {})
         merged.append(item if is_whole else overlay(covered, item, f"{path}[{number}]"))
-    # A setting may have two variables, and one name replaces both.
     kept = [item for item in base if identity(list_name, item) not in named]
     return kept + merged
 
@@ -757,233 +613,251 @@ def overlay_list(base: list[Obj], over: list[Any], path: str) -> list[Any]:
 def identity(list_name: str, item: Obj) -> str:
     """What an item of such a list is recognized by."""
     value = str(item.get(MERGE_KEYS[list_name]))
-    if list_name == "env":
-        return canonical(value)
+    if list_name == "volumeMounts":
+        return normpath(value)
     if list_name == "ports":  # as in Kubernetes: one number may be a port of TCP and one of UDP
         return f"{value}/{item.get('protocol', 'TCP')}"
     return value
 
 
-# ---------- Where a pod keeps its data; also special about Milvus ----------
+# ---------- The spec: read it, and refuse what Milvus cannot forgive ----------
 
-# Where Milvus keeps its data: what; the settings that decide; their values, joined by a slash; and
-# the settings that say where it lies then: a folder, or what tells one place in a service from
-# another. Messages name the last one.
-QUEUE = "mq.type woodpecker.storage.type"
-BUCKET = "minio.address minio.bucketName minio.rootPath"
-TOPICS = "msgChannel.chanNamePrefix.cluster"
-PLACES = (
-    ("metadata", "etcd.use.embed", "true 1 t", "etcd.data.dir"),
-    ("metadata", "etcd.use.embed", "false 0 f", "etcd.endpoints etcd.rootPath"),
-    ("vectors", "common.storageType", "local", "localStorage.path"),
-    ("vectors", "common.storageType", "remote minio opendal", BUCKET),
-    ("queue", "mq.type", "rocksmq default", "rocksmq.path"),
-    ("queue", "mq.type", "natsmq", "natsmq.server.storeDir"),
-    ("queue", "mq.type", "kafka", f"kafka.brokerList {TOPICS}"),
-    ("queue", "mq.type", "pulsar", f"pulsar.address pulsar.tenant pulsar.namespace {TOPICS}"),
-    ("queue", QUEUE, "woodpecker/local", "woodpecker.storage.rootPath"),
-    ("queue", QUEUE, "woodpecker/ woodpecker/minio woodpecker/service", BUCKET),
-)
-# The folders, and where they are unless a setting says otherwise.
-FOLDERS = {
-    "etcd.data.dir": "default.etcd",
-    "localStorage.path": f"{DATA}/data",
-    "rocksmq.path": f"{DATA}/rdb_data",
-    "natsmq.server.storeDir": f"{DATA}/nats",
-    "woodpecker.storage.rootPath": f"{DATA}/woodpecker",
+# More YAML events than any real configuration has; a setting takes two. So no text takes long.
+MAX_EVENTS = 5000
+# What PyYAML reads, and Milvus's parser (yaml.v2) does not: then Milvus drops all of its files. So
+# does a tag that does not fit, and a question mark in `{a: b?}`.
+UNREADABLE = re.compile(r"\\/|(?!\A)\ufeff")
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
+TEXT = "tag:yaml.org,2002:str"
+# What YAML takes for a number or a truth value, but is the same text if it is quoted.
+SAME_IF_QUOTED = re.compile(r"true|false|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
+# The settings that the ports of the pod rely on.
+FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"])}
+
+TRUE = ("true", "t", "1", "yes", "y", "on")  # in a file; in a variable, only the first three
+# The parts of the data. Of each: the setting that decides where it is; and for each value by which
+# it is in a folder of the pod, the setting of that folder. By any other value, it is elsewhere.
+PARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "vectors": ("common.storageType", {"local": "localStorage.path"}),
+    "etcd": ("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
+    "queue": (
+        "mq.type",
+        {
+            "rocksmq": "rocksmq.path",
+            "default": "rocksmq.path",
+            "natsmq": "natsmq.server.storeDir",
+            "woodpecker": "woodpecker.storage.rootPath",  # unless it is in the bucket
+        },
+    ),
 }
-# Beside this folder, Milvus makes another, with this added to its name.
-META_FOLDERS = {"rocksmq.path": "_meta_kv"}
-WORKDIR = "/milvus"  # of Milvus's images: what relative paths begin at
-ELSEWHERE = "\0"  # the start of a value that only a Secret or a ConfigMap knows
-LONGEST_PATH = 512  # of a path, and of a variable that may be a part of one
-MOST_PODS = 2  # the largest number that a `Danger` has
-# Parts of a configuration, and the setting without whose value Milvus would not use them.
-PARTS = {
-    "minio": ("common.storageType", "remote"),
-    "etcd.endpoints": ("etcd.use.embed", "false"),
-    "kafka": ("mq.type", "kafka"),
-    "pulsar": ("mq.type", "pulsar"),
-    "woodpecker": ("mq.type", "woodpecker"),
-}
+ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
 
 
-class Place(NamedTuple):
-    """A place for data: in a service, or on a volume, or, if it has neither, in the container. Two
-    that are equal are the same storage."""
-
-    what: str  # that lies there
-    setting: str  # that says where
-    service: Obj  # the settings that tell one place in it from another
-    volume: Obj  # its source, such as {"emptyDir": {}}
-    path: str = ""  # on the volume
-
-
-class Danger(NamedTuple):
-    """Something in a spec that would lose data, or mix that of two pods."""
-
-    text: str
-    pods: int = 1  # once so many of that template are there, it is too late to refuse it
-
-
-def refuse_dangers(milvus: Obj, spec: Spec, mine: Objs) -> None:
-    """Refuse what would lose data, unless it runs already in these pods. Raises Invalid."""
-    if may_stay(milvus, spec, mine, MOST_PODS):  # no danger needs more, so this saves the search
-        return
-    for danger in dangers(new_pod(milvus, spec, 0), new_pod(milvus, spec, 1), spec):
-        if not may_stay(milvus, spec, mine, danger.pods):
-            raise Invalid(danger.text)
-
-
-def may_stay(milvus: Obj, spec: Spec, mine: Objs, least: int) -> bool:
-    """Whether at least so many pods of this very template are there, or this very spec was
-    accepted before, perhaps by a version of the operator that knew of no danger: a new check must
-    not keep a database from being healed."""
-    # Ready, not Reconciled: that one is Invalid also if the API server refuses a claim or Service.
-    ready = condition_of(milvus, "Ready")
-    was_seen = ready.get("observedGeneration") == milvus["metadata"]["generation"]
-    was_accepted = was_seen and ready.get("reason") != INVALID
-    alike = [pod for pod in mine.values() if template_hash_of(pod) == spec.template_hash]
-    return was_accepted or len(alike) >= least
+def spec_of(milvus: Obj) -> Spec:
+    """Read the spec of a Milvus, which is JSON text (`slim_with_spec`). Raises Invalid; or anything
+    else, because an older CRD does not check types."""
+    if "spec" not in milvus:
+        raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
+    fields = json.loads(milvus["spec"])
+    text = fields.get("milvusSpec") or ""
+    tree = tree_of(text)
+    is_mapping = tree is None or isinstance(tree, yaml.MappingNode)
+    # The example that this project grew from has just words here, so words are accepted.
+    if not is_mapping and re.search("[:=]", text):  # but this looks like settings
+        raise invalid_at(tree.start_mark, "it is not a YAML mapping: write `name: value`")
+    settings = settings_of(tree) if tree and is_mapping else {}
+    over = fields.get("pod") or {}
+    if not isinstance(over, dict):
+        raise Invalid("spec.pod must be a mapping")
+    over = without_empty(pick(over, ("metadata", "spec")))
+    spec = Spec(
+        **pick(fields, ("image", "replicas", "storage")),
+        pod=over,
+        settings={name: value_of(items) for name, items in settings.items()},
+        user_file=text if is_mapping else "",
+        is_text=not is_mapping,
+        updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
+        template_hash=fingerprint(fields, settings, over),
+    )
+    if spec.replicas not in range(MAX_REPLICAS + 1):
+        raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
+    refuse_dangers(milvus, spec)
+    if spec.storage:
+        parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
+    return spec
 
 
-def dangers(pod: Obj, another: Obj, spec: Spec) -> Iterator[Danger]:
-    """What is dangerous about these two pods of a Milvus, as they would be sent."""
-    places = places_of(pod)
-    yield from unused_parts(spec, places)
-    staying = [one.setting for one in places if stays(one)]
-    for place, of_another in zip(places, places_of(another), strict=False):
-        setting = place.setting
-        if not (place.service or place.volume):
-            text = "is not on a volume of the pod, so its data would be lost"
-            yield Danger(f"{setting} {text}: mount a volume there, such as the one named data")
-        elif ends_with_pod(place) and spec.storage:
-            text = "is on a volume that ends with the pod, although spec.storage is set"
-            yield Danger(f"{setting} {text}: mount another volume there, or leave spec.storage out")
-        elif ends_with_pod(place) and place.what != "queue" and staying:
-            text = f"is on a volume that ends with the pod, but {staying[0]} outlives it"
-            advice = "set spec.storage, or mount another volume there"
-            yield Danger(f"{setting} {text}, and neither is of use without the other: {advice}")
-        elif not ends_with_pod(place) and place == of_another and spec.replicas > 1:
-            text = "is the same place for all replicas; they would delete each other's data"
-            advice = "set spec.replicas to 1, or give each pod its own"
-            yield Danger(f"{setting} {text}: {advice}", MOST_PODS)
+def without_empty(over: Obj) -> Obj:
+    """An overlay without its empty mappings, which change nothing. Those inside a list are kept:
+    there, they may mean something."""
+    kept = {key: without_empty(v) if isinstance(v, dict) else v for key, v in over.items()}
+    return {key: value for key, value in kept.items() if value != {}}
 
 
-def ends_with_pod(place: Place) -> bool:
-    return bool(place.volume.keys() & {"emptyDir", "ephemeral", "csi"})
+# --- spec.milvusSpec: it may hold secrets, so no message quotes it ---
+Scalars = list[Any]  # the YAML nodes of a setting: one, or the items of a list
 
 
-def stays(place: Place) -> bool:
-    """Whether it holds vectors, or the list of them, and stays when the pod ends. Of an etcd that
-    is not embedded, that is not known: it may be a container of the pod."""
-    if place.what == "queue" or ends_with_pod(place):
-        return False
-    return bool(place.volume or (place.service and place.what == "vectors"))
+def invalid_at(mark: Any, text: str) -> Invalid:
+    """An error at a mark of the YAML parser; None: at the start."""
+    return Invalid(f"spec.milvusSpec, line {mark.line + 1 if mark else 1}: {text}")
 
 
-def unused_parts(spec: Spec, places: Sequence[Place]) -> Iterator[Danger]:
-    """Parts of a configuration that are named and have no effect: the owner may believe that the
-    data lies there. Nothing is asked of an owner who wrote the deciding setting."""
-    variables = server_of(spec.pod).get("env") or []
-    theirs = {canonical(name) for name in spec.settings}
-    theirs |= {identity("env", item) for item in variables}
-    for part, (decider, value) in PARTS.items():
-        is_named = any(name.startswith(canonical(part)) for name in theirs)
-        is_used = any(place.setting.startswith(part) for place in places)
-        if is_named and not is_used and canonical(decider) not in theirs:
-            advice = f"set {decider} to {value}, or leave {part} out"
-            yield Danger(f"{part} is set, but has no effect: {advice}")
+def tree_of(text: str) -> Any:
+    """The YAML node of a text; None: it is empty. Raises Invalid."""
+    try:
+        for number, event in enumerate(yaml.parse(text, YAML_LOADER)):
+            mark = event.start_mark
+            if number == MAX_EVENTS:
+                raise invalid_at(mark, "it has too many settings")
+            odd = isinstance(event, yaml.AliasEvent)
+            if odd or getattr(event, "tag", None) or getattr(event, "version", None):
+                advice = "aliases, tags and directives are not allowed: write plain values instead"
+                raise invalid_at(mark, advice)
+            if isinstance(event, yaml.ScalarEvent) and not event.style and "?" in event.value:
+                raise invalid_at(mark, "a key or value with a question mark must be in quotes")
+        tree = yaml.compose(text, YAML_LOADER)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
+        mark = getattr(error, "problem_mark", None)
+        raise invalid_at(mark, "it is not valid YAML") from None
+    if found := UNREADABLE.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        text = "Milvus cannot read the escape \\/, nor a byte order mark inside the text"
+        raise Invalid(f"spec.milvusSpec, line {line}: {text}")
+    return tree
 
 
-def places_of(pod: Obj) -> list[Place]:
-    """Where a pod keeps its data; without what only a Secret or a ConfigMap says."""
-    variables = variables_of(pod)
-    values = {canonical(name): value for name, value in variables.items()}
-    found = []
-    for what, deciders, choices, settings in PLACES:
-        choice = "/".join(values.get(canonical(one), "") for one in deciders.split())
-        if choice.lower() not in choices.split():
-            continue
-        setting = settings.split()[-1]
-        if setting not in FOLDERS:
-            service = {one: values.get(canonical(one)) for one in settings.split()}
-            found.append(Place(what, setting, service, {}))
-        elif not (path := folder_of(setting, values)).startswith(ELSEWHERE):
-            found.append(Place(what, setting, {}, *on_volume(path, variables, pod)))
-            if suffix := META_FOLDERS.get(setting):
-                beside = on_volume(path + suffix, variables, pod)
-                found.append(Place(what, f"{setting} with the suffix {suffix}", {}, *beside))
+def settings_of(tree: Any) -> dict[str, Scalars]:
+    """The settings of a mapping, by their dotted names. Raises Invalid."""
+    found: dict[str, Scalars] = {}
+    lines: dict[str, int] = {}  # of each setting, by its canonical name
+    fixed = {canonical(name): value for name, value in FIXED.items()}
+    for name, items, mark in flatten(tree):
+        key = canonical(name)
+        if key in lines:
+            raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
+        if value_of(items) != fixed.get(key, value_of(items)):
+            advice = "leave out proxy.port and metrics.port: to move a port, use spec.pod"
+            raise invalid_at(mark, advice)
+        found[name] = items
+        lines[key] = mark.line + 1
     return found
 
 
-def folder_of(setting: str, values: Mapping[str, str]) -> str:
-    path = values.get(canonical(setting)) or FOLDERS[setting]
-    if setting == "woodpecker.storage.rootPath" and path == "default":
-        return folder_of("localStorage.path", values)
-    return path
+def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
+    """Each setting of a mapping: its dotted name, its scalars, the mark of its key. Raises
+    Invalid."""
+    for key, value in tree.value:
+        mark = key.start_mark
+        if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
+            raise invalid_at(mark, "a key must be the name of a setting")
+        name = prefix + key.value
+        if isinstance(value, yaml.MappingNode):
+            yield from flatten(value, f"{name}.")
+            continue
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(item, yaml.ScalarNode) for item in items):
+            raise invalid_at(mark, "a list may hold only scalars, not mappings or lists")
+        yield name, items, mark
 
 
-def server_of(pod: Obj) -> Obj:
-    """The container that runs Milvus, in a pod or in an overlay; or an empty mapping."""
-    containers = (pod.get("spec") or {}).get("containers") or []
-    return next((one for one in containers if one.get("name") == CONTAINER), {})
+def value_of(items: Scalars) -> str:
+    """The value of a setting as it is written; a list is joined by commas, as Milvus does."""
+    return ",".join(item.value for item in items)
 
 
-def variables_of(pod: Obj) -> dict[str, str]:
-    """The environment of Milvus, as Kubernetes makes it. A reference to a Secret or a ConfigMap
-    stands for its value, which is the same in all pods."""
-    known: dict[str, str] = {}
-    for item in server_of(pod).get("env") or []:
-        value = expand(item.get("value") or "", known)
-        if source := item.get("valueFrom"):
-            value = ELSEWHERE + json.dumps(source)
-            if path := value_at(source, "fieldRef", "fieldPath"):
-                found = re.findall(r"\['([^']+)'\]|([^.\[]+)", str(path))
-                value = value_at(pod, *(quoted or plain for quoted, plain in found))
-                value = value if isinstance(value, str) else "?"  # such as status.podIP
-        known[str(item.get("name"))] = value[:LONGEST_PATH]
-    return known
+def meaning_of(scalar: Any) -> str:
+    """A text that is the same for two scalars only if they mean the same: `1` and `'1'`, but not
+    `on` and `'on'`, because YAML reads the former as true."""
+    is_same_if_quoted = scalar.tag == TEXT or SAME_IF_QUOTED.fullmatch(scalar.value)
+    return scalar.value if is_same_if_quoted else f"{scalar.tag} {scalar.value}"
 
 
-def value_at(obj: Any, *keys: str) -> Any:
-    """The value at this path of nested mappings, or None."""
-    for key in keys:
-        obj = obj.get(key) if isinstance(obj, dict) else None
-    return obj
+def fingerprint(fields: Obj, settings: Mapping[str, Scalars], over: Obj) -> str:
+    """A hash of what these fields mean, however it is written. Only when it changes are pods
+    replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
+    the operator replaces no pods. One more field here would replace those of all who use it:
+    test_a_new_version_of_the_operator_replaces_no_pods has the hash of a spec."""
+    meant = {name: ",".join(map(meaning_of, items)) for name, items in settings.items()}
+    template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def expand(text: Any, variables: Mapping[str, str]) -> str:
-    """As Kubernetes does it: $(NAME) is the value of that variable, if there is one, and $$ is one
-    $. Cut before and after: on a long text, the search takes the square of its length, and
-    variables that repeat variables would grow without bound."""
+# --- Where the data is ---
+class Place(NamedTuple):
+    """Where a part of the data is."""
 
-    def replace(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+    setting: str  # that says so
+    volume: Obj  # of the pod; empty: the data is elsewhere
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, str(text)[:LONGEST_PATH])[:LONGEST_PATH]
+    @property
+    def ends_with_pod(self) -> bool:
+        """Also if the volume has no source: then it is an emptyDir."""
+        return bool(self.volume) and self.volume.keys() <= {"name", *ENDING}
 
 
-def on_volume(path: str, variables: Mapping[str, str], pod: Obj) -> tuple[Obj, str]:
-    """The source of the volume that this path of the container is on, and the path there."""
-    server = server_of(pod)
-    path = normal(posixpath.join(str(server.get("workingDir") or WORKDIR), path))
-    mounts = {normal(str(one.get("mountPath"))): one for one in server.get("volumeMounts") or []}
-    volumes = {str(one.get("name")): one for one in pod["spec"].get("volumes") or []}
+def refuse_dangers(milvus: Obj, spec: Spec) -> None:
+    """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
+    does not know. Raises Invalid."""
+    places = places_of(spec, new_pod(milvus, spec, 0))
+    of_another = places_of(spec, new_pod(milvus, spec, 1))
+    for part, place in places.items():
+        setting = place.setting
+        if place.ends_with_pod and spec.storage:
+            text = f"{setting} is on a volume that ends with the pod, although spec.storage is set"
+            raise Invalid(f"{text}: mount the volume named data there, or leave out spec.storage")
+        if spec.replicas > 1 and place == of_another[part] and not place.ends_with_pod:
+            text = f"all replicas would have their {part} in the same place ({setting})"
+            advice = "set spec.replicas to 1, and create one Milvus for each instead"
+            raise Invalid(f"{text}, and delete each other's data: {advice}")
+    ends = {part: place.ends_with_pod for part, place in places.items()}
+    for part, other in (("etcd", "vectors"), ("vectors", "etcd")):
+        if ends.get(part) is True and ends.get(other) is False:
+            text = f"the {part} would be deleted with the pod, but the {other} would not"
+            advice = f"set spec.storage, or mount a volume that stays at {DATA}"
+            raise Invalid(f"{text}, and neither is of use without the other: {advice}")
+
+
+def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
+    """Where each part of the data is; without one of which that is not known here. Raises
+    Invalid."""
+    settings = settings_in_force(spec, pod)
+    places: dict[str, Place] = {}
+    for part, (decider, folders) in PARTS.items():
+        choice = settings.get(canonical(decider), "").lower()
+        is_in_bucket = settings.get("woodpeckerstoragetype") != "local"
+        if choice in folders and not (choice == "woodpecker" and is_in_bucket):
+            folder = folders[choice]
+            places[part] = Place(folder, volume_of(folder, settings, pod))
+        elif canonical(decider) in settings:
+            places[part] = Place(decider, {})
+    return places
+
+
+def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
+    """What Milvus reads in a pod, by canonical name; without what only a Secret, a ConfigMap or the
+    kubelet knows."""
+    variables = variables_of(pod)
+    layers = defaults_for([*spec.settings, *variables]) | spec.settings | variables
+    values = {canonical(name): value for name, value in layers.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
+    """The volume that a folder for data is on. Raises Invalid."""
+    path = normpath(settings.get(canonical(setting), "default"))
+    if path == "default":  # or not known here
+        path = f"{DATA}/data"
+    if not path.startswith(f"{DATA}/"):
+        text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
+        raise Invalid(f"{text}: leave it out, or mount your own volume there")
+    mounts = {normpath(str(one.get("mountPath"))): one for one in server_of(pod)["volumeMounts"]}
     above = [folder for folder in mounts if f"{path}/".startswith(f"{folder}/")]
-    folder = max(above, key=len, default="")
-    mount = mounts.get(folder, {})
-    volume = volumes.get(str(mount.get("name")))
-    if not volume:
-        return {}, ""
-    source = {key: value for key, value in volume.items() if key != "name"} or {"emptyDir": {}}
-    inside = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
-    return source, normal(f"{inside}/{path.removeprefix(folder)}")
-
-
-def normal(path: str) -> str:
-    """An absolute path in its shortest form; the root is empty."""
-    return posixpath.normpath("/" + path.lstrip("/")).rstrip("/")
+    mounted = mounts[max(above, key=len)].get("name") if above else ""
+    for volume in pod["spec"]["volumes"]:
+        if volume.get("name") == mounted:
+            return volume
+    raise Invalid(f"no volume is mounted at {DATA}: mount one, such as the one named data")
 
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
@@ -1969,9 +1843,7 @@ class Visit:
     def plan(self, refused: Refused) -> list[Action]:
         """Read the spec and decide."""
         try:
-            spec = spec_of(self.milvus)
-            refuse_dangers(self.milvus, spec, self.seen.mine)
-            self.spec = spec
+            self.spec = spec_of(self.milvus)
         except Invalid as error:
             self.spec = Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types

@@ -1,7 +1,10 @@
 """The fixtures: one control plane for all; a namespace, an operator and a wire for each test."""
 
 import functools
+import hashlib
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,9 +14,9 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 import milvus_operator as mo
-from local.controlplane import ControlPlane, Unavailable, commands
+from local.controlplane import ControlPlane, Unavailable, cache, commands
 from tests.lib import kit
-from tests.lib.kit import Command, Kube, Start, eventually
+from tests.lib.kit import TOP, Command, Kube, Start, eventually, output_of
 from tests.lib.wire import Api, Wire
 
 # Settings of a make that runs the tests must not reach the make that a test runs.
@@ -119,3 +122,32 @@ def start() -> Iterator[Start]:
 def command(kube: Kube, start: Start) -> Start:
     """Starts the command for the namespace of the test, and for others that are named."""
     return functools.partial(start, str(kube.plane.kubeconfig()), "-n", kube.ns)
+
+
+UNPACK = """
+import milvus, sys
+milvus._initialize_data_files(sys.argv[1])
+config = milvus.MilvusServerConfig(data_dir=sys.argv[1])
+config.resolve()
+config.cleanup_listen_ports()
+config.set("system_log_path", "")
+config.write_config()
+"""
+
+
+@pytest.fixture(scope="session")
+def installed() -> Path:
+    """A folder with the Milvus server 2.3.5 in bin/, its milvus.yaml in configs/, and an environment
+    with its client; made once."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
+    pins = TOP / "tests/requirements-milvus.txt"
+    digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
+    folder = cache().parent / f"milvus-{digest}"
+    python = str(folder / "venv/bin/python")
+    if not (folder / "ready").exists():
+        output_of(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
+        output_of(python, "-m", "pip", "install", "--quiet", "-r", str(pins))
+        output_of(python, "-c", UNPACK, str(folder))
+        (folder / "ready").touch()
+    return folder

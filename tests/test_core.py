@@ -200,24 +200,30 @@ SAME = {
     "replicas: 3": """
         replicas: 9; milvusSpec: null; storage: {size: 1Gi}; milvusSpec: ''; milvusSpec: a few words
         milvusSpec: other words; milvusSpec: '# a: comment'; milvusSpec: 'a: {b: {}}'; pod: {}
-        pod: {spec: null}; pod: {metadata: {labels: {}}, spec: {}}; milvusSpec: '{a: , b: ~}'
+        pod: {spec: null}; pod: {metadata: {labels: {}}, spec: {}}; milvusSpec: 'minio: {}'
         pod: {spec: {nodeSelektor: {}}}; updateStrategy: {type: OnDelete}""",
-    "milvusSpec: '{a: {b: 1, c: [x, on]}}'": """
-        milvusSpec: "a.c: x,true # why\\na.b: 1"; milvusSpec: "A_B: '1'\\nmilvus.a: {c: 'x,true'}\\n"
-        milvusSpec: "MILVUS_CONF_a_b: 1\\na/c: [x, Yes]" """,
+    "milvusSpec: '{a: {b: 1, c: [x, 0.5]}}'": """
+        milvusSpec: "a.c: x,0.5 # why\\na.b: 1"; milvusSpec: "a: {b: '1'}\\na.c: [x, '0.5']\\n" """,
+    "milvusSpec: 'a.b: true'": "milvusSpec: 'a: {b: \"true\"}'; milvusSpec: \"a:\\n  b: 'true'\\n\"",
     "pod: {spec: {a: 1, b: 1}, metadata: {labels: {c: d}}}": """
         pod: {metadata: {labels: {c: d}, annotations: {}}, spec: {b: 1, a: 1, securityContext: {}}}""",
     "milvusSpec: 'knowhere.DISKANN.build.x: 1'": "milvusSpec: 'knowhere: {DISKANN: {build: {x: 1}}}'",
 }
 DIFFERENT = {
-    "replicas: 3": "image: milvus:2; milvusSpec: 'a: b'; pod: {spec: {tolerations: []}}; "
-    "pod: {spec: {securityContext: null}}",
+    "replicas: 3": "image: milvus:2; milvusSpec: 'a: b'; milvusSpec: 'a: '; "
+    "pod: {spec: {tolerations: []}}; pod: {spec: {securityContext: null}}",
+    # YAML reads `on` as true, and 0777 as 511; in quotes, they are words.
     "milvusSpec: 'a.b: on'": "milvusSpec: 'a.b: \"on\"'; milvusSpec: 'a.b: off'; milvusSpec: 'a.c: on'",
+    "milvusSpec: 'a: 0777'": "milvusSpec: 'a: \"0777\"'; milvusSpec: 'a: 777'",
+    "milvusSpec: 'a: [null]'": "milvusSpec: 'a: [\"null\"]'; milvusSpec: 'a: []'",
     "pod: {spec: {containers: [{name: milvus}]}}": (
         "pod: {spec: {containers: [{name: milvus, resources: {}}]}}"
     ),
-    # Milvus looks these up by their case.
+    # Milvus looks these up by their case, and the members of a group by their whole names.
     "milvusSpec: 'knowhere.diskann.x: 1'": "milvusSpec: 'knowhere.DISKANN.x: 1'",
+    "milvusSpec: 'proxy.accessLog.formatters.myfmt.format: a'": (
+        "milvusSpec: 'proxy.accessLog.formatters.my_fmt.format: a'"
+    ),
 }
 
 

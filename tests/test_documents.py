@@ -47,6 +47,17 @@ def test_the_options_are_those_of_help() -> None:
     assert len({*documented}) == 8
 
 
+def test_the_list_of_the_operators_settings_is_that_of_default_yaml() -> None:
+    text = (
+        (TOP / "docs/configuration.md").read_text().partition("\n### Settings of the operator\n")[2]
+    )
+    text = text.partition("\n### ")[0]
+    components = re.findall(r"`(\w+)`", text.partition("is set for")[2].partition(", so that")[0])
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]+)`", text, re.M))
+    address = rows.pop("COMPONENT.ip")
+    assert rows | {f"{name}.ip": address for name in components} == mo.DEFAULTS
+
+
 def test_make_lists_the_targets_that_the_documents_name() -> None:
     listed = re.findall(r"^  make ([\w-]+) +\S", output_of("make"), re.M)
     used = re.findall(r"^make ([a-z-]+)", "".join(blocks("sh")), re.M)

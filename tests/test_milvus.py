@@ -1,27 +1,25 @@
 """The generated container with the real Milvus server: it comes up, serves, and keeps its data.
 
 The server's binary is in the wheel milvus==2.3.5. The test takes the container from the real API
-server, after its defaulting, and runs its args with its environment as the kubelet would, on its
-ports; only paths are changed, because it does not run in a container.
+server, after its defaulting, and runs its args with its environment and files as the kubelet would,
+on its ports; only paths are changed, because it does not run in a container. That version reads
+milvus.yaml and variables, but neither default.yaml nor user.yaml: `handed_on` does it instead.
 """
 
 import contextlib
-import hashlib
-import platform
 import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from urllib3.exceptions import HTTPError
 
 import milvus_operator as mo
-from local import controlplane
 from tests.lib import kubelet
 from tests.lib.kit import TOP, Kube, Obj, eventually, http_get, output_of
 
@@ -29,20 +27,6 @@ SETTINGS = """
 proxy: {maxNameLength: 20}
 common: {storageType: local}
 no: {such: {setting: '$(HOME) $$'}}
-"""
-UNPACK = """
-import milvus, sys
-milvus._initialize_data_files(sys.argv[1])
-config = milvus.MilvusServerConfig(data_dir=sys.argv[1])
-config.resolve()
-config.cleanup_listen_ports()
-config.set("system_log_path", "")
-config.write_config()
-"""
-# The file of etcd that the image has, and that pods of earlier versions of the operator used.
-IMAGES_ETCD = """
-listen-client-urls: http://127.0.0.1:2479
-advertise-client-urls: http://127.0.0.1:2479
 """
 # The environment of the Milvus project's script for Docker, and the file that it mounts.
 SCRIPT = {
@@ -92,21 +76,27 @@ Collection("demo").flush()
 """
 
 
-@pytest.fixture(scope="session")
-def installed() -> Path:
-    """A folder with the server's binary in bin/ and an environment with its client; made once."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        pytest.skip("the wheel with the Milvus server exists for Linux on x86-64 only")
-    pins = TOP / "tests/requirements-milvus.txt"
-    digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
-    folder = controlplane.cache().parent / f"milvus-{digest}"
-    python = str(folder / "venv/bin/python")
-    if not (folder / "ready").exists():
-        output_of(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
-        output_of(python, "-m", "pip", "install", "--quiet", "-r", str(pins))
-        output_of(python, "-c", UNPACK, str(folder))
-        (folder / "ready").touch()
-    return folder
+def handed_on(files: dict[str, str], env: dict[str, str]) -> dict[str, str]:
+    """The settings of default.yaml and user.yaml as variables, each under two names, for a server of
+    2.3. Variables of the pod win, as with 2.4."""
+    found = dict[str, tuple[str, str]]()
+    for name in ("default.yaml", "user.yaml"):
+        tree = yaml.safe_load(files.get(f"{mo.CONFIGS}/{name}", "")) or {}
+        found |= {mo.canonical(name): (name, value) for name, value in flat(tree)}
+    taken = {mo.canonical(name) for name in env}
+    settings = dict[str, str]()
+    for key, (name, value) in found.items():
+        if key not in taken:
+            settings |= {name.lower(): value, re.sub("[./]", "_", name).upper(): value}
+    return settings
+
+
+def flat(tree: Obj, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Server:
@@ -132,11 +122,12 @@ class Server:
             "LD_LIBRARY_PATH": f"{folder}/bin",
             "HOME": str(home),
         }
-        self.environment |= {name: self.here(value) for name, value in env.items()}
+        settings = handed_on(files, env) | env
+        self.environment |= {name: self.here(value) for name, value in settings.items()}
 
     def here(self, path: str) -> str:
         """Where a path of the container is."""
-        for start, there in {"/var/lib/milvus": "data", "/milvus": ".", "/etc": "etc"}.items():
+        for start, there in {mo.DATA: "data", "/milvus": "."}.items():
             if path == start or path.startswith(f"{start}/"):
                 return f"{self.home}/{there}{path.removeprefix(start)}"
         return path
@@ -211,7 +202,6 @@ def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_i
 ) -> None:
     pod = container_of(kube, operator, milvusSpec=SETTINGS)
     with running(generated(installed, tmp_path / "x", pod)) as server:
-        assert server.environment["no.such.setting"] == "$(HOME) $$", "which does no harm"
         assert quota_of_etcd() == 4 << 30
         readme = (TOP / "README.md").read_text()
         example, _ = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
@@ -234,21 +224,10 @@ def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_i
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_settings_reach_the_server_through_a_shell_so_that_a_login_is_asked_for(
+def test_a_login_is_asked_for_if_the_settings_say_so(
     kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path
 ) -> None:
-    """`sh`, by which secrets are injected, drops variables with dots in their names. And `on` is
-    true in Milvus's own file, but not in a variable."""
-    container = {
-        "name": "milvus",
-        "command": ["sh", "-c"],
-        "args": ["[ ! -f /vault/secrets/env ] || . /vault/secrets/env; exec milvus run standalone"],
-    }
-    spec: Obj = {
-        "milvusSpec": "common.security.authorizationEnabled: on",
-        "pod": {"spec": {"containers": [container]}},
-    }
-    pod = container_of(kube, operator, **spec)
+    pod = container_of(kube, operator, milvusSpec="common.security.authorizationEnabled: on")
     with running(generated(installed, tmp_path / "server", pod)) as server:
         said = [line for line in server.run(LOGIN).splitlines() if line in ("refused", "served")]
         assert said == ["refused", "served"], "without a login, and with that of root"
@@ -256,19 +235,14 @@ def test_settings_reach_the_server_through_a_shell_so_that_a_login_is_asked_for(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("origin", ["an earlier pod", "Docker", "a backup"])
+@pytest.mark.parametrize("origin", ["Docker", "a backup"])
 def test_data_from_elsewhere_is_found_in_a_generated_pod(
     kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path, origin: str
 ) -> None:
-    """Of a pod with the etcd file of the image, of the Milvus project's script for Docker, and of
-    another Milvus: in each case the server is stopped, and its folder is copied."""
+    """Of the Milvus project's script for Docker, and of another Milvus: in each case the server is
+    stopped, and its folder is copied."""
     pod = container_of(kube, operator)
     before = generated(installed, tmp_path / "before", pod)
-    if origin == "an earlier pod":
-        path = "/milvus/configs/advanced/etcd.yaml"
-        env = {"ETCD_CONFIG_PATH": path, "ETCD_ENDPOINTS": "localhost:2479"}
-        env = kubelet.variables(pod) | env
-        before = Server(installed, tmp_path / "earlier", env, {path: IMAGES_ETCD})
     if origin == "Docker":
         files = {SCRIPT["ETCD_CONFIG_PATH"]: SCRIPTS_ETCD}
         before = Server(installed, tmp_path / "docker", SCRIPT, files)

@@ -114,26 +114,6 @@ def test_a_status_that_always_hangs_keeps_no_pod_down() -> None:
     assert world.pods() == ["x-0"]
 
 
-def test_what_the_api_server_calls_invalid_takes_no_dangerous_database_away() -> None:
-    """An earlier version accepted it, and its Service has a name that an older Kubernetes refuses."""
-    bucket = "common.storageType: remote\nminio: {bucketName: shared}"
-    world = at_rest(milvus(replicas=2, storage={"size": "1Gi"}))
-    world.server.reject("create", "services", 422, "it must start with a letter", "Invalid")
-    world.remove("services", "x")
-    with pytest.MonkeyPatch.context() as earlier:
-        earlier.setattr(mo, "refuse_dangers", lambda *_: None)
-        world.change("x", milvusSpec=bucket)
-        world.settle()
-    assert world.reason() == "Invalid"
-    world.remove("pods", "x-1")
-    world.settle()
-    assert world.pods() == ["x-0", "x-1"]
-    assert world.message() == "it must start with a letter"
-    world.change("x", milvusSpec=f"{bucket}\na: b")
-    world.settle()
-    assert "is the same place for all replicas" in world.message()
-
-
 def test_the_wait_after_a_write_without_an_answer_ends_with_the_next_answer() -> None:
     world = World(milvus())
     world.server.fault("create", "pods", "reset", times=6)

@@ -11,9 +11,7 @@ import pytest
 import milvus_operator as mo
 from tests.lib.kit import TOP, Kube, Obj, Start, eventually, scripts
 from tests.test_documents import blocks, chapter
-from tests.test_milvus import COUNT, INSERT, generated, installed, running
-
-__all__ = ["installed"]  # a fixture
+from tests.test_milvus import COUNT, INSERT, generated, running
 
 SAME_NAME, ANOTHER_NAME = blocks("sh", chapter("Back up"))
 SOURCE = (

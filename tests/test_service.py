@@ -63,7 +63,7 @@ def test_a_service_that_somebody_else_made_is_left_as_it_is() -> None:
 
 REFUSALS = {
     "QuotaExceeded": (403, 'services "x" is forbidden: exceeded quota: a'),
-    "Invalid": (422, 'Service "1x" is invalid: metadata.name: must start with a letter'),
+    "Invalid": (422, 'Service "x" is invalid: spec.ports: too many'),
     "APIError": (500, "not now"),
 }
 

@@ -11,7 +11,7 @@ SOURCE = Path(mo.__file__).read_text()
 TREE = ast.parse(SOURCE)
 BANNER = re.compile("# -{10} (.*) -{10}")
 # The sections that decide and say: given the same dicts, they do the same.
-PURE = ["Readers", "The kind", "Objects", "Where", "Decide", "Say", "Retries"]
+PURE = ["Readers", "The kind", "Objects", "The spec", "Decide", "Say", "Retries"]
 # What they must not name: a clock, a log, the network, the process, chance.
 IMPURE = """time datetime timestamp log logging metrics PASSES PASS_SECONDS MILVUSES random os signal
     socket ssl threading tempfile traceback urllib3 click ApiClient ApiException DynamicClient

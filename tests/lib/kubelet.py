@@ -15,8 +15,8 @@ def files(pod: Obj) -> dict[str, str]:
     found = dict[str, str]()
     for volume in pod["spec"]["volumes"]:
         for item in volume.get("downwardAPI", {}).get("items", []):
-            mounts = container["volumeMounts"]
-            (path,) = [one["mountPath"] for one in mounts if one["name"] == volume["name"]]
+            mounts = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+            (path,) = [one["mountPath"] for one in mounts if one["subPath"] == item["path"]]
             annotation = item["fieldRef"]["fieldPath"].split("'")[1]
-            found[f"{path}/{item['path']}"] = pod["metadata"]["annotations"][annotation]
+            found[path] = pod["metadata"]["annotations"][annotation]
     return found
