@@ -83,7 +83,6 @@ POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 MILVUS_LABEL = f"{GROUP}/milvus"  # finds what is ours; the labels above are for people
 MADE_BY = f"{GROUP}/operator-version"  # annotation: of the operator that made the pod
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
-UNKNOWN = "unknown"  # the fingerprint of a pod that had none when it was adopted
 
 # Reasons of the conditions.
 RECONCILED = "Reconciled"
@@ -874,7 +873,6 @@ Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "the template is outdated"
 ORPHANED = "without a controller, but with the label of this Milvus"
-UNLABELLED = "of this Milvus, but without its label"
 
 
 class Action(NamedTuple):
@@ -905,8 +903,9 @@ class Observed:
 
     @cached_property
     def mine(self) -> Objs:
-        """Those of the pods that this Milvus owns."""
-        return {ordinal: pod for ordinal, pod in self.named.items() if owns(self.milvus, pod)}
+        """Those of the pods that this Milvus owns and finds by its label."""
+        named = self.named.items()
+        return {ordinal: pod for ordinal, pod in named if is_ours(self.milvus, pod)}
 
     def held_back(self, spec: Spec) -> set[int]:
         """The ordinals whose claims are being deleted, or have lost their volumes. The pod is the
@@ -936,6 +935,10 @@ def owns(milvus: Obj, pod: Obj) -> bool:
 def has_our_label(milvus: Obj, pod: Obj) -> bool:
     labels = pod["metadata"].get("labels") or {}
     return our_label(milvus).items() <= labels.items()
+
+
+def is_ours(milvus: Obj, pod: Obj) -> bool:
+    return owns(milvus, pod) and has_our_label(milvus, pod)
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
@@ -973,8 +976,6 @@ def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
             yield Action("adopt", ordinal, pod, ORPHANED)
         elif ordinal not in seen.mine:
             continue  # where it is in the way, a create fails and tells whose it is
-        elif not has_our_label(milvus, pod):  # but another value of it
-            yield Action("adopt", ordinal, pod, UNLABELLED)
         elif ordinal >= spec.replicas:
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif is_finished(pod) and ordinal not in held:
@@ -1071,12 +1072,16 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
-    is_namesake = (owner.get("kind"), owner.get("name")) == (KIND, name_of(milvus))
-    # These resolve themselves: a pod that is ending; a pod of an earlier Milvus of this name, which
-    # the garbage collector deletes; our own new pod, which the next pass lists; and an orphan,
-    # which it adopts.
-    if is_ending(pod) or is_namesake or is_orphan(milvus, pod):
+    # These resolve themselves: a pod that is ending; our own new pod, which the next pass lists; an
+    # orphan, which that one adopts; and a pod of an earlier Milvus of this name, which the garbage
+    # collector deletes.
+    is_known = is_ours(milvus, pod) or is_orphan(milvus, pod)
+    is_namesake = is_reference_to_namesake(milvus, owner) and not owns(milvus, pod)
+    if is_ending(pod) or is_known or is_namesake:
         return Why(WAITING, f"pod {name} was created a moment ago, or is being deleted")
+    if owns(milvus, pod):
+        text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
+        return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
     return Why(
         NAME_CONFLICT,
@@ -1084,6 +1089,13 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
         f"orphan of this Milvus, give it the label {selector_of(milvus)}; if nobody needs it, "
         "delete it; or create the Milvus under another name",
     )
+
+
+def is_reference_to_namesake(milvus: Obj, owner: Obj) -> bool:
+    """Whether it names a Milvus of this name, and of our API group: the Milvus project's own
+    operator has a kind Milvus, too."""
+    group, _, _ = owner.get("apiVersion", "").partition("/")
+    return (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus))
 
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
@@ -1272,9 +1284,8 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
     status still follows."""
 
-    # Not `create`: a pod that is deleted, however often, is created at once. `relabel` is what
-    # `create` does instead if a pod of ours that lacks our label is in its way.
-    PACED = ("restart", "replace", "adopt", "relabel", "claim", "expose", "grow")
+    # Not `create`: a pod that is deleted, however often, is created at once.
+    PACED = ("restart", "replace", "adopt", "claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -1955,27 +1966,21 @@ class Visit:
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
-        relabelling: Key = ("relabel", action.ordinal)
-        if self.retries.waits(relabelling, self.began):
-            return
         try:
             self.api.create(self.api.pods, new_pod(self.milvus, self.spec, action.ordinal))
         except ApiError as error:
-            if error.is_lost:
-                raise
-            # Whatever refuses it, a pod of that name may be there: a quota counts that one, too.
-            taken = self.api.find(self.api.pods, action.obj)
-            if not taken:
-                raise
-            if owns(self.milvus, taken) and not has_our_label(self.milvus, taken):
-                self.adopt(Action("adopt", action.ordinal, taken, UNLABELLED))
-                self.retries.succeeded(relabelling, self.began)  # something may remove it again
-                return
-            raise ApiError(why_name_is_taken(self.milvus, taken), error.code) from None
+            if error.status_reason == "AlreadyExists":
+                self.explain_taken_name(action.obj)
+            raise
         self.note("Created", "pod", action.obj)
         if self.spec.storage and action.ordinal not in self.seen.claims:
             # If this fails, the next pass finds a pod without a claim, and tries again.
             self.claim(action)
+
+    def explain_taken_name(self, obj: Obj) -> None:
+        """Raise an error that says whose pod has this name, if it is still there."""
+        if taken := self.api.find(self.api.pods, obj):
+            raise ApiError(why_name_is_taken(self.milvus, taken)) from None
 
     def claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.spec, action.ordinal)
@@ -1996,13 +2001,10 @@ class Visit:
         self.note("Created", kind, obj)
 
     def adopt(self, action: Action) -> None:
-        """Set a pod's owner and label, and mark an orphan that has no fingerprint. That is safe:
-        its Milvus was listed after the pod, and is not being deleted."""
+        """Set the owner of an orphan. That is safe: its Milvus was listed after the pod, and is not
+        being deleted."""
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
-        metadata["labels"] = our_label(self.milvus)
-        if not (template_hash_of(action.obj) or owns(self.milvus, action.obj)):
-            metadata["annotations"] = {TEMPLATE_HASH: UNKNOWN}
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
         self.note("Adopted", "pod", action.obj, action.because)
 

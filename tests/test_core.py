@@ -26,7 +26,7 @@ ACTIONS = {
     "1: x-0, x-1 of-web, x-2 of-y": "",
     "1: x-0 relabelled": "",
     "1: x-0 old relabelled, x-1 relabelled": "delete x-1",
-    "1: x-0 stolen": "adopt x-0",
+    "1: x-0 stolen": "create x-0",  # which fails, and tells what to do
     "1: x-1 orphan old, x-0 orphan relabelled": "adopt x-0, adopt x-1",
     "2: x-0 loose, x-1 earlier": "adopt x-0, create x-1",
     "2: x-0 orphan unlabelled, x-1 orphan ending": "create x-0",
@@ -139,6 +139,9 @@ WHOSE = {
     "x-0 of-web ending": "Waiting: ",
     "x-0 earlier": "Waiting: ",
     "x-0 earlier unlabelled": "Waiting: ",
+    "x-0 of-theirs": "NameConflict: pod x-0 already exists and belongs to Milvus x, so the",
+    "x-0 unlabelled": "NameConflict: pod x-0 of this Milvus has lost its label, so the operator",
+    "x-0 stolen": "NameConflict: pod x-0 of this Milvus has lost its label, so the operator",
     "x-0 orphan": "Waiting: ",
     "x-0 orphan relabelled": "Waiting: ",
     "x-0 loose": "Waiting: ",

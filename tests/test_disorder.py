@@ -226,8 +226,8 @@ class Run:
         self.late = {uid: time for uid, time in self.late.items() if time >= now}
 
     def end_trouble(self) -> None:
-        """Requests succeed, strangers and the quota are gone, and no claim is being deleted: from
-        now on, only the operators act."""
+        """Requests succeed, strangers and the quota are gone, no claim is being deleted, and who took
+        our label from a pod has given it back: from now on, only the operators act."""
         self.server.rules.clear()
         names = self.world.pods()
         strangers = [name for name in names if image_of(self.pod(name)) == OTHERS_IMAGE]
@@ -242,6 +242,9 @@ class Run:
         self.end()
         self.world.change("x", image="milvus:last", replicas=3)
         self.world.change("y", replicas=2)
+        for name, one in self.pods_of_x().items():
+            if not mo.has_our_label(self.x, one):
+                self.world.patch("pods", name, labels=mo.our_label(self.x))
 
 
 @pytest.mark.parametrize("replicas", range(1, 4))

@@ -35,9 +35,7 @@ def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_one
     assert delays(mo.Retries(), CREATE, 8, WHY) == waits
 
 
-@pytest.mark.parametrize(
-    "verb", ["restart", "replace", "adopt", "relabel", "claim", "expose", "grow"]
-)
+@pytest.mark.parametrize("verb", ["restart", "replace", "adopt", "claim", "expose", "grow"])
 def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) -> None:
     assert delays(mo.Retries(), (verb, 0), 5, None) == [10, 20, 40, 60, 60]
 

@@ -82,6 +82,8 @@ CURRENT = read(milvus()).template_hash
 OWNERS = {
     "loose": OURS | {"controller": False},
     "earlier": OURS | {"uid": "uid-of-an-earlier-x"},
+    # The Milvus project's own operator has a kind of that name.
+    "of-theirs": OURS | {"apiVersion": "milvus.io/v1beta1", "uid": "uid-of-theirs"},
     "of-y": OURS | {"name": "y", "uid": "uid-of-y"},
     "of-set": {"kind": "StatefulSet", "name": "x", "uid": "uid-of-set", "controller": True},
     "of-web": {"kind": "ReplicaSet", "name": "web", "uid": "uid-of-web", "controller": True},
