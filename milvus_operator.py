@@ -2260,6 +2260,8 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
         text = f"its identity provider did not answer ({type(error).__name__})"
     except ImportError as error:
         text = f"it needs the Python module {error.name}, which is not installed"
+        if error.name == "socks":
+            text = "a SOCKS proxy-url needs the Python package PySocks, which is not installed"
     except Exception as error:  # a malformed file may raise anything in the loader
         text = f"it is not valid ({type(error).__name__})"
     raise Unusable(f"cannot use {what}: {text}")
@@ -2334,13 +2336,9 @@ class Client(ApiClient):
         self.renew()
 
     def use_proxy(self, configuration: Configuration) -> None:
-        """As kubectl: a password in the URL is sent to the proxy, which the client would not do;
-        and a SOCKS proxy resolves the name of the server."""
-        url = configuration.proxy or ""
-        proxy = urllib3.util.parse_url(url)
-        if proxy.scheme == "socks5":
-            configuration.proxy = url.replace("socks5", "socks5h", 1)
-        elif proxy.auth:
+        """As kubectl: a password in the URL is sent to the proxy, which the client would not do."""
+        proxy = urllib3.util.parse_url(configuration.proxy or "")
+        if proxy.auth:
             auth = urllib.parse.unquote(proxy.auth)
             configuration.proxy_headers = urllib3.make_headers(proxy_basic_auth=auth)
 

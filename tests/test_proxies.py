@@ -1,4 +1,4 @@
-"""Proxies, as kubectl uses them."""
+"""Proxies between the operator and the API server."""
 
 import sys
 from contextlib import closing
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import milvus_operator as mo
-from tests.lib.proxies import HttpProxy, SocksProxy
+from tests.lib.proxies import HttpProxy
 from tests.lib.wire import Api, connected, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -50,20 +50,6 @@ def test_a_password_in_the_url_is_sent_to_the_proxy(
         proxy.server_close()
 
 
-@pytest.mark.parametrize("login", ["", "me:HUNTER2"])
-def test_a_socks_proxy_resolves_the_name_of_the_server(
-    api: Api, tmp_path: Path, login: str
-) -> None:
-    proxy = SocksProxy(api.server_port, login)
-    before = f"{login}@" if login else ""
-    url = f"socks5://{before}127.0.0.1:{proxy.server_address[1]}"
-    file = write_kubeconfig(tmp_path / "a", "http://api.example", proxy_url=url)
-    assert lists(file)
-    assert {*proxy.asked} == {"api.example"}
-    proxy.shutdown()
-    proxy.server_close()
-
-
 def test_a_module_that_is_missing_is_named_and_the_kubeconfig_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +58,6 @@ def test_a_module_that_is_missing_is_named_and_the_kubeconfig_is_not_blamed(
     file = write_kubeconfig(tmp_path / "a", "http://a", proxy_url="socks5://127.0.0.1:1")
     with (
         pytest.warns(match="SOCKS support"),
-        pytest.raises(mo.Unusable, match="it needs the Python module socks, which is not"),
+        pytest.raises(mo.Unusable, match="a SOCKS proxy-url needs the Python package PySocks"),
     ):
         mo.connect(file, None, 1)
