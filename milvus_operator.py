@@ -649,6 +649,7 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
+SETTINGS_FILES = {CONFIGS, *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user"))}
 ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
 
 
@@ -718,7 +719,7 @@ def tree_of(text: str) -> Any:
         tree = yaml.compose(text, YAML_LOADER)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
         mark = getattr(error, "problem_mark", None)
-        raise invalid_at(mark, "it is not valid YAML") from None
+        raise invalid_at(mark, "it is not valid YAML, or more than one document") from None
     if found := UNREADABLE.search(text):
         line = text.count("\n", 0, found.start()) + 1
         text = "Milvus cannot read the escape \\/, nor a byte order mark inside the text"
@@ -736,8 +737,8 @@ def settings_of(tree: Any) -> dict[str, Scalars]:
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
         if value_of(items) != fixed.get(key, value_of(items)):
-            advice = "leave out proxy.port and metrics.port: to move a port, use spec.pod"
-            raise invalid_at(mark, advice)
+            advice = "to move a port, set PROXY_PORT or METRICS_PORT in spec.pod instead"
+            raise invalid_at(mark, f"leave out proxy.port and metrics.port: {advice}")
         found[name] = items
         lines[key] = mark.line + 1
     return found
@@ -798,7 +799,13 @@ class Place(NamedTuple):
 def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
     does not know. Raises Invalid."""
-    places = places_of(spec, new_pod(milvus, spec, 0))
+    pod = new_pod(milvus, spec, 0)
+    for mount in server_of(pod)["volumeMounts"]:
+        path = normpath(str(mount.get("mountPath")))
+        if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
+            text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
+            raise Invalid(f"{text}: write them in spec.milvusSpec")
+    places = places_of(spec, pod)
     of_another = places_of(spec, new_pod(milvus, spec, 1))
     for part, place in places.items():
         setting = place.setting
@@ -810,10 +817,13 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
     ends = {part: place.ends_with_pod for part, place in places.items()}
-    for part, other in (("etcd", "vectors"), ("vectors", "etcd")):
+    for part, other, elsewhere in (
+        ("etcd", "vectors", "etcd.endpoints"),
+        ("vectors", "etcd", "minio.address"),
+    ):
         if ends.get(part) is True and ends.get(other) is False:
             text = f"the {part} would be deleted with the pod, but the {other} would not"
-            advice = f"set spec.storage, or mount a volume that stays at {DATA}"
+            advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
             raise Invalid(f"{text}, and neither is of use without the other: {advice}")
 
 
@@ -849,7 +859,7 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
         path = f"{DATA}/data"
     if not path.startswith(f"{DATA}/"):
         text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
-        raise Invalid(f"{text}: leave it out, or mount your own volume there")
+        raise Invalid(f"{text}: leave the setting out, or mount a volume of your own at {DATA}")
     mounts = {normpath(str(one.get("mountPath"))): one for one in server_of(pod)["volumeMounts"]}
     above = [folder for folder in mounts if f"{path}/".startswith(f"{folder}/")]
     mounted = mounts[max(above, key=len)].get("name") if above else ""

@@ -106,7 +106,7 @@ def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
 INVALID = {
     # A typing error: a pod without these settings would run beside its data.
     "it is not a YAML mapping: write `name: value`": ["1 a:1", "2 \na=1", "1 - a: 1"],
-    "leave out proxy.port and metrics.port: to move a port, use spec.pod": [
+    "leave out proxy.port and metrics.port: to move a port, set PROXY_PORT or METRICS_PORT in": [
         *("1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1", "1 metrics: {port: 19530}"),
     ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
@@ -351,11 +351,17 @@ UNSAFE = {
     "settings: {localStorage.path: ''}": f"localStorage.path {BELOW}",
     # Also where its owner has mounted a volume: who wants two disks mounts one below.
     f"{{settings: {{localStorage.path: /mnt/a}}, {NFS}, mounts: [{{name: mine, mountPath: /mnt}}]}}": (
-        f"localStorage.path {BELOW}leave it out, or mount your own volume there"
+        f"localStorage.path {BELOW}leave the setting out, or mount a volume of your own at /var"
     ),
     "mounts: [{name: nothing, mountPath: /var/lib/milvus}]": (
         "no volume is mounted at /var/lib/milvus: mount one, such as the one named data"
     ),
+    # Settings that nobody here can read: they may say anything of where the data is.
+    "{volumes: [{name: a, configMap: {name: b}}], mounts: [{name: a, mountPath: /milvus/configs/}]}": (
+        "spec.pod mounts settings at /milvus/configs, where the operator cannot judge them: write them"
+    ),
+    "mounts: [{name: a, mountPath: /milvus/configs/milvus.yaml, subPath: b}]": "configs/milvus.yaml",
+    "mounts: [{name: a, mountPath: /milvus/configs/user.yaml, subPath: b}]": "at /milvus/configs/user",
     # Beside storage, what ends with the pod is a mistake.
     f"{{size: 1Gi, {SCRATCH}, {AT_DATA}}}": f"localStorage.path {ENDS}",
     f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus/}}]}}": ENDS,
@@ -372,7 +378,7 @@ UNSAFE = {
     "settings: {etcd.endpoints: [a, b]}": "the vectors would be deleted with the pod, but the etcd",
     f"{{{NFS}, mounts: [{{name: mine, mountPath: /var/lib/milvus/data}}]}}": (
         "the etcd would be deleted with the pod, but the vectors would not, and neither is of use "
-        "without the other: set spec.storage, or mount a volume that stays at /var/lib/milvus"
+        "without the other: set etcd.endpoints if you have one already; if all is new, set spec.storage"
     ),
     "{volumes: [{name: data, persistentVolumeClaim: {claimName: old}}, {name: tmp, emptyDir: {}}], "
     "mounts: [{name: tmp, mountPath: /var/lib/milvus/data}]}": "the vectors would be deleted",
@@ -423,11 +429,16 @@ SAFE = [
     # What is no data may be the same, and may end.
     "{replicas: 2, size: 1Gi, volumes: [{name: tls, secret: {secretName: a}}], "
     "mounts: [{name: tls, mountPath: /var/lib/milvus/tls}]}",
+    "{volumes: [{name: a, configMap: {name: b}}], mounts: [{name: a, mountPath: /milvus/configs/etcd.yaml}]}",
     # What only a Secret or the kubelet knows is not judged.
     f"env: [{{name: rocksmq.path, {SECRET}}}]",
     f"{{replicas: 2, settings: {{rocksmq.path: /q}}, env: [{{name: ROCKSMQ_PATH, {SECRET}}}]}}",
     f"{{replicas: 2, env: [{{name: MQ_TYPE, {SECRET}}}, {{name: ETCD_USE_EMBED, {SECRET}}}]}}",
     "env: [{name: LOCALSTORAGE_PATH, value: $(FOLDER)/a}]",
+    # What a whole milvus.yaml says of this, with the addresses of a bucket and an etcd.
+    "settings: {etcd: {endpoints: a, use: {embed: false}, data: {dir: default.etcd}}, mq: {type: default}, "
+    "minio: {address: b}, localStorage: {path: /var/lib/milvus/data/}, pulsar: {address: localhost}, "
+    "woodpecker: {storage: {type: minio, rootPath: /var/lib/milvus/woodpecker}}, proxy: {port: 19530, ip: null}}",
     # An owner who decides himself.
     "{replicas: 2, size: 1Gi, settings: {minio.address: a, common.storageType: Local}}",
     "{replicas: 2, settings: {kafka.brokerList: a}, env: [{name: MQ_TYPE, value: rocksmq}]}",
