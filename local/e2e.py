@@ -23,10 +23,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from pymilvus import MilvusClient
+from pymilvus import MilvusClient, MilvusException
 from rich.console import Console
 
-from local.tour import TOP, Missed, Tour, cause_of, container_of, is_ready
+from local.tour import TOP, Missed, Tour, cause_of, is_ready
 
 SYSTEM = "milvus-polling-operator-system"
 OPERATOR = "milvus-polling-operator"
@@ -34,6 +34,8 @@ SPACE = "milvus-e2e"
 NAME = "vectors"
 CRD = "crd/milvuses.zilliz.com"
 DEFAULT = "storageclass.kubernetes.io/is-default-class"
+USER_FILE = "zilliz.com/user.yaml"  # the annotation
+SETTINGS = "proxy:\n  maxNameLength: 20\n"
 ROWS = [{"id": number, "vector": [number, number, number, 1.0]} for number in range(100)]
 
 
@@ -77,10 +79,9 @@ class EndToEnd(Tour):
             raise Missed("no pod was replaced")
         self.show(f"There were always {fewest} or more Ready pods.")
 
-    def has_setting(self, value: str) -> bool:
-        setting = {"name": "proxy.maxnamelength", "value": value}
-        containers = map(container_of, self.pods(NAME).values())
-        return all(setting in container["env"] for container in containers)
+    def has_settings(self, text: str) -> bool:
+        files = [pod["metadata"]["annotations"][USER_FILE] for pod in self.pods(NAME).values()]
+        return all(file == text for file in files)
 
     # --- The database ---
     @contextlib.contextmanager
@@ -118,6 +119,18 @@ class EndToEnd(Tour):
         if [one["id"] for one in found] != [42]:
             raise Missed(f"a search in {pod} found {found}")
         self.show(f"A search in {pod} found the right vector.")
+
+    def limit_names(self, pod: str) -> None:
+        """See that a setting is in force: names of collections have less than 20 characters."""
+        with self.client(pod) as client:
+            client.create_collection("n" * 19, dimension=4)
+            client.drop_collection("n" * 19)
+            try:
+                client.create_collection("n" * 20, dimension=4)
+            except MilvusException as error:
+                self.show(f"{pod} refuses a longer name: {error.message}")
+            else:
+                raise Missed(f"{pod} took a name of 20 characters: it does not read user.yaml")
 
     # --- The steps ---
     def tour(self) -> None:
@@ -184,17 +197,19 @@ class EndToEnd(Tour):
             self.find(pod)
 
         self.step("A setting changes: one Ready pod at a time is replaced")
-        self.patch(NAME, milvusSpec="proxy: {maxNameLength: 300}")
-        self.roll("the setting in both pods", partial(self.has_setting, "300"), 2)
+        self.patch(NAME, milvusSpec=SETTINGS)
+        self.roll("the setting in both pods", partial(self.has_settings, SETTINGS), 2)
         self.find_again(f"{NAME}-0", f"{NAME}-1")
+        self.limit_names(f"{NAME}-0")
 
         self.step("The operator is killed in the middle of a rolling update")
-        self.patch(NAME, milvusSpec="proxy: {maxNameLength: 301}")
+        self.patch(NAME, milvusSpec=f"{SETTINGS}# more\nlog.level: warn")
         before = self.uids(NAME)
         self.wait("the first pod is replaced", lambda: self.uids(NAME) != before)
         selector = f"app.kubernetes.io/name={OPERATOR}"
         self.kubectl("-n", SYSTEM, "delete", "pod", "-l", selector, "--grace-period=0", "--force")
-        self.roll("the setting in both pods", partial(self.has_setting, "301"), 2)
+        changed = partial(self.has_settings, f"{SETTINGS}# more\nlog.level: warn")
+        self.roll("the setting in both pods", changed, 2)
 
         self.step("It is scaled to three pods, and then to one")
         for replicas in (3, 1):
