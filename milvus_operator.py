@@ -43,6 +43,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
@@ -113,28 +114,10 @@ READY = "ready"
 PROGRESSING = "progressing"
 FAILED = "failed"
 
-# Times, in seconds. SLACK must be more than LONGEST_LIST_DELAY, or /healthz would fail while the
-# API server is down.
-ACTING = 10  # a pass begins no write later than this after the last of its lists has arrived
-SENDING = 5  # a pass begins to send no event later than this after its visits
-ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
-STOPPING = 4  # after a signal, requests that have begun may take this long
-SLACK = 40  # a loop that makes no progress for this much longer than a request may take is stuck
-SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
-LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
-FIRST_DELAY = 1  # before what has failed is tried again; it doubles
-FIRST_PACE = 10  # before what was done is done again; it doubles, too
-LONGEST_DELAY = 60
-LASTING = 30  # what has been refused for this long was not just too early
-SERVER_TIMEOUT = 60  # after this long, an API server has given up a request that it did not answer
-QUIET = 600  # after this long without another try, pacing starts afresh
-
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_REPLICAS = 1000
-SERVICE = MAX_REPLICAS  # stands for an ordinal where something is not about a pod; it comes last
-PAGE = 250  # objects in a page of a list, at most; see docs/design.md
-PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
+SERVICE = MAX_REPLICAS  # after every ordinal: stands for one where something is about the Service
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -871,13 +854,9 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 
 # ---------- Decide: what to do; it knows no clock, network or log ----------
 
-# What may back off: a verb with an ordinal; or STATUS or ANSWER, which have none. Each verb either
-# always has one, or never, so keys can be sorted.
+# What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
-# While this backs off, because a write was not answered, no other action for that Milvus is tried:
-# in turn, each of its pods would time out.
-ANSWER: Key = ("answer", None)
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -1256,20 +1235,32 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 # ---------- Retries: when to try again ----------
 
 
+# In seconds.
+FIRST_DELAY = 1  # before what has failed is tried again; it doubles
+FIRST_PACE = 10  # before what was done is done again; it doubles, too
+LONGEST_DELAY = 60
+LASTING = 30  # what has been refused for this long was not just too early
+QUIET = 600  # after this long without another try, pacing starts afresh
+
+# While this backs off, because a write was not answered, no other action for that Milvus is tried:
+# in turn, each of its pods would time out.
+ANSWER: Key = ("answer", None)
+
+
 # The life of a write, in which a visit tries to do something about one pod or claim, or the status.
 #
 #   what comes of it             what is remembered        what later passes do
 #   done                         nothing; of a verb that   it, if it is to do again; if PACED, after
 #                                is PACED, when            10 s (longer if it had failed before),
 #                                                          20 s, 40 s, then a minute
-#   refused: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
+#   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
-#   lost: there was no answer,   the problem, also that    the same, after all others; a roll waits,
+#   LOST: there was no answer,   the problem, also that    the same, after all others; a roll waits,
 #   or "later"                   of ANSWER; a delete, by   because a lost delete may take effect for
 #                                the pod's UID             a minute, even after a change of the spec
-#   its dry run was refused      the problem               it again, after 1 s, 2 s …; a roll waits,
-#                                                          as another pod would be refused, too
-#   stale: the lists were old    nothing                   what is to do by new lists
+#   OBJECTED: its dry run was    the problem               it again, after 1 s, 2 s …; a roll waits,
+#   refused                                                as another pod would be refused, too
+#   STALE: the lists were old    nothing                   what is to do by new lists
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; everything but lost deletes,
 # when the spec changes, which may be the cure; and pacing, after ten quiet minutes.
@@ -1384,16 +1375,23 @@ def pods(api: ApiClient) -> Resource:
     return by_gvr(api, "", "v1", "Pod", "pods")
 
 
+class Failure(Enum):
+    """What the failure of a write means for later passes: see the table above `Retry`."""
+
+    STALE = "it was decided by old lists"
+    LOST = "there was no usable answer, so it may still take effect"
+    OBJECTED = "its dry run was refused"
+    REFUSED = "the API server has said no"
+
+
 @dataclass(eq=False)  # an exception must have a hash
 class ApiError(Exception):
     """A request that failed, classified once, where it is made."""
 
     why: Why  # what it means for the Milvus concerned, in the server's words
+    failure: Failure
     code: int = 0  # of HTTP; 0: there was no valid response
     status_reason: str = ""  # the `reason` of the server's Status object
-    is_stale: bool = False  # no failure: the next pass, with new lists, does it or knows better
-    is_lost: bool = False  # no usable answer, or "later": a write may still take effect
-    is_refused: bool = False  # the API server has said no to the write itself
 
     def __str__(self) -> str:
         return self.why.message
@@ -1402,7 +1400,8 @@ class ApiError(Exception):
     def meets_all(self) -> bool:
         """Whether the same request for another pod of the Milvus would fail, too. Invalid
         does not count, because it may be about this one pod."""
-        return self.code >= 500 or self.is_lost or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
+        is_lost = self.failure is Failure.LOST
+        return is_lost or self.code >= 500 or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
 
 
 QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
@@ -1411,41 +1410,63 @@ NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
 
 def no_answer(text: str) -> ApiError:
     message = " ".join(without_secrets(text).split())
-    return ApiError(Why(API_ERROR, message[:1000]), is_lost=True)
+    return ApiError(Why(API_ERROR, message[:1000]), Failure.LOST)
 
 
+def stale(text: str) -> ApiError:
+    return ApiError(Why(WAITING, text), Failure.STALE)
+
+
+def status_in(body: Any) -> tuple[Obj, list[str]]:
+    """The Status object that is the body of a response, and the reasons of its causes."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it may be anything
+        status = dict(json.loads(body))
+        causes = (status.get("details") or {}).get("causes") or []
+        return status, [cause.get("reason") for cause in causes]
+    return {}, []
+
+
+# What a response means; the first row that fits.
+#   code, and reason of the Status   failure    reason of the condition
+#   none: TLS has failed             LOST       APIError
+#   Conflict, NotFound,              STALE      Waiting
+#     AlreadyExists
+#   a namespace that terminates      REFUSED    Waiting
+#   500 InternalError                REFUSED    APIError (the API server says so before it writes,
+#                                               when a webhook that it had to ask has failed)
+#   429, any other 5xx               LOST       APIError
+#   403, by a quota                  REFUSED    QuotaExceeded
+#   403                              REFUSED    Forbidden
+#   400, 422                         REFUSED    Invalid
+#   401, any other                   REFUSED    APIError
 def rejection(error: ApiException) -> ApiError:
     """From a response, whose body is a Status object if the API server wrote it."""
-    if not error.status:  # TLS has failed
-        return no_answer(str(error.reason))
-    status: Obj = {}
-    causes: list[str] = []
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it may be anything
-        status = dict(json.loads(error.body or "{}"))
-        found = (status.get("details") or {}).get("causes") or []
-        causes = [cause.get("reason") for cause in found]
     code = error.status
+    if not code:
+        return no_answer(str(error.reason))
+    status, causes = status_in(error.body)
     words = status.get("message") or error.reason or f"HTTP {code}"
     message = " ".join(str(words).split())[:1000]
     status_reason = status.get("reason") or ""
-    is_stale = status_reason in ("Conflict", "NotFound", "AlreadyExists")
+    failure = Failure.REFUSED
     reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
-    if is_stale or "NamespaceTerminating" in causes:
+    if status_reason in ("Conflict", "NotFound", "AlreadyExists"):
+        failure, reason = Failure.STALE, WAITING
+    elif "NamespaceTerminating" in causes:
         reason = WAITING
+    elif code == 429 or (code >= 500 and status_reason != "InternalError"):
+        failure = Failure.LOST
     elif code == 403 and QUOTA.match(message):  # only its words tell
         reason = QUOTA_EXCEEDED
-    # InternalError is an answer: the API server sends it when a webhook that it had to ask has
-    # failed, before it writes. (If it came after a delete, `roll` could take down a second pod.)
-    is_lost = code == 429 or (code >= 500 and status_reason != "InternalError")
-    return ApiError(
-        why=Why(reason, message),
-        code=code,
-        status_reason=status_reason,
-        is_stale=is_stale,
-        is_lost=is_lost,
-        is_refused=not is_lost,
-    )
+    return ApiError(Why(reason, message), failure, code, status_reason)
 
+
+# In seconds.
+ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
+SERVER_TIMEOUT = 60  # after this long, an API server has given up a request that it did not answer
+# Of lists.
+PAGE = 250  # objects in a page, at most; see docs/design.md
+PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # --- What is kept of the lists ---
 # In `{"apiVersion": …, "items": […], "metadata": {…}}`, with the keys in any order, no other key is
@@ -1640,7 +1661,7 @@ class Api:
         is_write = verb != "get"
         is_list = not is_write and "name" not in target
         if is_write and not self.may_write():  # also between two requests of one action
-            raise ApiError(Why(WAITING, "there is no time left in this pass"), is_stale=True)
+            raise stale("there is no time left in this pass")
         if is_write and self.dry_run:
             options["dry_run"] = "All"
         options |= pick(target, ("namespace", "name"))
@@ -1694,7 +1715,8 @@ class Api:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
             if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
-                error.is_refused = False  # it is not the delete that was refused
+                if error.failure is Failure.REFUSED:
+                    error.failure = Failure.OBJECTED  # it is not the delete that was refused
                 raise
 
     def delete(self, pod: Obj) -> None:
@@ -1707,7 +1729,7 @@ class Api:
         try:
             self.request("delete", self.pods, pod["metadata"], body=body)
         except ApiError as error:
-            if error.is_lost:
+            if error.failure is Failure.LOST:
                 self.unanswered[uid_of(pod)] = self.clock()
             raise
 
@@ -1894,7 +1916,7 @@ class Visit:
                 self.retries.succeeded(ANSWER, now)
             elif self.retries.tries_once:
                 continue
-            elif error.is_lost:
+            elif error.failure is Failure.LOST:
                 break
             elif error.meets_all:
                 failing.add(action.verb)
@@ -1907,12 +1929,13 @@ class Visit:
             now = self.api.clock()
             self.due = min(self.due, now)  # for the actions that this has held up
             # Not after a status: it is one request, and backs off on its own.
-            if error.is_lost and key != STATUS and not self.retries.tries_once:
+            is_lost = error.failure is Failure.LOST
+            if is_lost and key != STATUS and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why)
             # An older CRD has no status, so that this would be tried in each pass.
             has_no_status = key == STATUS and error.status_reason == "NotFound"
-            if has_no_status or not error.is_stale:
-                self.retries.failed(key, now, error.why, error.is_refused)
+            if has_no_status or error.failure is not Failure.STALE:
+                self.retries.failed(key, now, error.why, error.failure is Failure.REFUSED)
             return error
         self.retries.succeeded(key, self.api.clock())
         return None
@@ -1941,7 +1964,7 @@ class Visit:
             return False
         had_failed = self.retries.has_failed(STATUS)
         error = self.attempt(STATUS, self.api.write_status, self.milvus, status)
-        if error and not error.is_stale and not had_failed:
+        if error and error.failure is not Failure.STALE and not had_failed:
             self.log(logging.WARNING, f"the status update failed: {error}")
         if not error:  # a pass counts it; nothing is said of it, because step 3 is over
             self.changes[Change("Updated", "status")].append(name_of(self.milvus))
@@ -1990,7 +2013,8 @@ class Visit:
     def explain_taken_name(self, obj: Obj) -> None:
         """Raise an error that says whose pod has this name, if it is still there."""
         if taken := self.api.find(self.api.pods, obj):
-            raise ApiError(why_name_is_taken(self.milvus, taken)) from None
+            why = why_name_is_taken(self.milvus, taken)
+            raise ApiError(why, Failure.REFUSED) from None
 
     def claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.spec, action.ordinal)
@@ -2045,6 +2069,15 @@ def unexpected(error: Exception) -> str:
 
 
 # ---------- The loop: list, visit, wait ----------
+
+# In seconds.
+ACTING = 10  # a pass begins no write later than this after the last of its lists has arrived
+SENDING = 5  # a pass begins to send no event later than this after its visits
+SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
+LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
+# A loop that makes no progress for this much longer than a request may take is stuck. It is more
+# than LONGEST_LIST_DELAY, or /healthz would fail while the API server is down.
+SLACK = 40
 
 
 @dataclass
@@ -2489,6 +2522,9 @@ def start_pool(workers: int) -> Executor:
         gate.abort()  # or those that have started would wait forever
         raise Unusable(f"cannot start a thread: {error}") from None
     return pool
+
+
+STOPPING = 4  # seconds that requests which have begun may take after a signal
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:

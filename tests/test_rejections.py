@@ -350,7 +350,7 @@ def test_a_gateways_error_has_any_body_and_is_no_answer(body: str) -> None:
     error = ApiException(status=503, reason="no upstream")
     error.body = body
     found = mo.rejection(error)
-    assert found.is_lost
+    assert found.failure is mo.Failure.LOST
     assert found.why == mo.Why("APIError", "no upstream")
 
 
