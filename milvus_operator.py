@@ -22,8 +22,11 @@ import sys
 # Importing takes a while, and process 1 of a container must not ignore signals meanwhile. The exit
 # code is 1 with --once, because nothing has been done, and otherwise 0.
 if __name__ == "__main__":
+    _words = ("1", "true", "t", "yes", "y", "on")  # as click reads them
+    _is_once = os.environ.get("MILVUS_OPERATOR_ONCE", "").lower() in _words
+    _code = 1 if _is_once or "--once" in sys.argv else 0
     for _signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(_signum, lambda *_: os._exit(1 if "--once" in sys.argv else 0))
+        signal.signal(_signum, lambda *_: os._exit(_code))
 
 import hashlib
 import json
@@ -39,9 +42,9 @@ import traceback
 import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cached_property
@@ -94,8 +97,11 @@ NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
 TEMPLATE_UNKNOWN = "TemplateUnknown"
+CLAIM_LOST = "ClaimLost"
+CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
+CREATED = "Created"  # of an event
 WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
 TRANSIENT = {
@@ -164,11 +170,6 @@ def full_name(obj: Obj) -> str:
 
 def uid_of(obj: Obj) -> str:
     return obj["metadata"]["uid"]
-
-
-def spec_version(milvus: Obj) -> tuple[str, int]:
-    """What identifies its spec: it changes whenever somebody edits the spec."""
-    return uid_of(milvus), milvus["metadata"]["generation"]
 
 
 def controller_of(obj: Obj) -> Obj:
@@ -380,6 +381,7 @@ class Spec:
     user_file: str = ""  # the text of user.yaml
     is_text: bool = False  # whether milvusSpec is text, which sets nothing
     updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
+    min_ready: int = 10  # seconds that a new pod must have been Ready before a roll goes on
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
     invalid: str = ""  # what is wrong with it; then nothing else is set (see `Visit.plan`)
 
@@ -430,8 +432,6 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "terminationGracePeriodSeconds": 60,
             "securityContext": {"fsGroup": FS_GROUP},
             "containers": [new_container(spec.image)],
-            "hostname": pod_name(milvus, ordinal),
-            "subdomain": name_of(milvus),
             "volumes": new_volumes(milvus, spec, ordinal),
         },
     }
@@ -452,7 +452,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": overlay(pick(merged["metadata"], ("labels", "annotations")), ours),  # ours wins
-        "spec": merged["spec"],
+        # By these two, the Service gives the pod a name.
+        "spec": merged["spec"] | {"hostname": ours["name"], "subdomain": name_of(milvus)},
     }
 
 
@@ -653,13 +654,15 @@ def spec_of(milvus: Obj) -> Spec:
     if not isinstance(over, dict):
         raise Invalid("spec.pod must be a mapping")
     over = without_empty(pick(over, ("metadata", "spec")))
+    strategy = fields.get("updateStrategy") or {}
     spec = Spec(
         **pick(fields, ("image", "replicas", "storage")),
         pod=over,
         settings={name: value_of(items) for name, items in settings.items()},
         user_file=text if is_mapping else "",
         is_text=not is_mapping,
-        updates_on_delete=fields.get("updateStrategy", {}).get("type") == "OnDelete",
+        updates_on_delete=strategy.get("type") == "OnDelete",
+        min_ready=int(strategy.get("minReadySeconds", Spec.min_ready)),
         template_hash=fingerprint(fields, settings, over),
     )
     if spec.replicas not in range(MAX_REPLICAS + 1):
@@ -783,6 +786,9 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
     does not know. Raises Invalid."""
     pod = new_pod(milvus, spec, 0)
+    if pod["spec"].get("terminationGracePeriodSeconds") == 0:
+        text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
+        raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
     for mount in server_of(pod)["volumeMounts"]:
         path = normpath(str(mount.get("mountPath")))
         if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
@@ -885,25 +891,16 @@ class Observed:
 
     milvus: Obj
     named: Objs  # the pods, whoever owns them
-    claims: Objs
+    claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
-    # The ordinals of pods of which a delete got no answer, and may still take effect.
-    maybe_deleted: Set[int] = frozenset()
+    time: float  # when the pods were listed, in seconds since 1970
+    maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
 
     @cached_property
     def mine(self) -> Objs:
         """Those of the pods that this Milvus owns and finds by its label."""
         named = self.named.items()
         return {ordinal: pod for ordinal, pod in named if is_ours(self.milvus, pod)}
-
-    def held_back(self, spec: Spec) -> set[int]:
-        """The ordinals whose claims are being deleted, or have lost their volumes. The pod is the
-        last to reach that data, so it is left alone, unless it is surplus. If it is gone already,
-        none is created until the claim is gone, too. Without storage, claims are not ours."""
-        if not spec.storage:
-            return set()
-        claims = self.claims.items()
-        return {o for o, claim in claims if is_ending(claim) or phase_of(claim) == "Lost"}
 
 
 def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
@@ -940,6 +937,36 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) not in (None, spec.template_hash)
 
 
+def blocked_by_claims(seen: Observed, spec: Spec) -> dict[int, Why]:
+    """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod that
+    is there is the last to reach that data, so it is left alone. If there is none, none is created
+    until the claim is gone, too. Without storage, claims are not ours."""
+    if not spec.storage:
+        return {}
+    found = {}
+    for ordinal in sorted(seen.claims.keys() & range(spec.replicas)):
+        claim = seen.claims[ordinal]
+        state = "Terminating" if is_ending(claim) else phase_of(claim)
+        if state in ("Terminating", "Lost"):
+            found[ordinal] = why_claim_blocks(name_of(claim), state, seen.mine.get(ordinal))
+    return found
+
+
+def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
+    """What is wrong with a claim that is Terminating, Lost or gone, and whose pod this is."""
+    reason = CLAIM_TERMINATING if state == "Terminating" else CLAIM_LOST
+    if pod and not is_over(pod):
+        text = f"claim {name} is {state}, and only its pod still reaches the data"
+        advice = "back it up, or set the volume's reclaim policy to Retain, before the pod ends"
+    elif state == "Terminating" and (not pod or is_ending(pod)):
+        return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
+    else:
+        text = f"claim {name} is {state}, and its pod has ended"
+        rest = "claim" if state == "Lost" else "pod"
+        advice = f"if nobody needs that data, delete the {rest}: a new pod gets a new, empty volume"
+    return Why(reason, f"{text}: {advice}")
+
+
 def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Everything that should be done about the objects with our names. The order matters:
     deletions come before creations, because they make room in a quota, and what can wait comes
@@ -957,7 +984,7 @@ def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
 def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
     """Adopt orphans, delete surplus pods, and those that have ended."""
     milvus = seen.milvus
-    held = seen.held_back(spec)
+    blocked = blocked_by_claims(seen, spec)
     for ordinal, pod in sorted(seen.named.items()):
         if is_ending(pod):
             continue
@@ -966,23 +993,27 @@ def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
         elif ordinal not in seen.mine:
             continue  # where it is in the way, a create fails and tells whose it is
         elif ordinal >= spec.replicas:
-            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
-        elif is_finished(pod) and ordinal not in held:
+            claims = "; their claims stay" if spec.storage else ""
+            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
+        elif is_finished(pod) and ordinal not in blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
 def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
     milvus = seen.milvus
+    # A stranger is not among these: then a create fails, and tells whose the pod is.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*seen.mine, *taken, *seen.held_back(spec)}
+    not_missing = {*seen.mine, *taken, *blocked_by_claims(seen, spec)}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, by_name(milvus, pod_name(milvus, ordinal)))
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
-            yield Action("claim", ordinal, by_name(milvus, claim_name(milvus, ordinal)))
+            # One that has run has a claim, and data in it: perhaps the claim only lacks our label.
+            verb = "claim" if phase_of(pod) == "Pending" else "verify"
+            yield Action(verb, ordinal, by_name(milvus, claim_name(milvus, ordinal)))
 
 
 def by_name(milvus: Obj, name: str) -> Obj:
@@ -1001,7 +1032,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
-#   up to date and Ready                   no                no
+#   up to date and Ready                   no                while it is so for less than
+#                                                            minReadySeconds
 #   up to date and not Ready               no                yes
 #   outdated and Ready                     in its turn       no
 #   outdated, its node fell silent         no                yes: it may serve, and may come back
@@ -1010,7 +1042,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim is being deleted is not replaced: see `Observed.held_back`. And while a
+# A desired pod whose claim is being deleted is not replaced: see `blocked_by_claims`. And while a
 # delete may still take effect, no other pod that is Ready is replaced.
 def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
@@ -1019,37 +1051,64 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     if spec.updates_on_delete:
         return
     mine = seen.mine
-    held = seen.held_back(spec)
-    outdated = [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
-    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated if o not in held}
+    blocked = blocked_by_claims(seen, spec)
+    outdated = [o for o in outdated_in(seen, spec) if o not in blocked]
+    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated}
     for ordinal, action in actions.items():
         if is_broken(mine[ordinal]):
             yield action
-    if not is_any_unavailable(spec, mine, refused):
-        ready = [
-            action
-            for o, action in actions.items()
-            if is_ready(mine[o]) and action.key not in refused and seen.maybe_deleted <= {o}
-        ]
-        yield from ready[-1:]
+    if not is_any_unavailable(seen, spec, refused):
+        in_turn = []
+        for ordinal, action in actions.items():
+            may_other_end = bool(seen.maybe_deleted - {ordinal})
+            if is_ready(mine[ordinal]) and action.key not in refused and not may_other_end:
+                in_turn.append(action)
+        yield from in_turn[-1:]
 
 
-def is_any_unavailable(spec: Spec, mine: Objs, refused: Refused) -> bool:
-    """Whether a roll waits for any pod. A surplus one that may serve counts, because this pass
-    deletes it: it must not take down two pods that serve."""
-    desired = range(spec.replicas)
-    if any(ordinal not in mine for ordinal in desired):
+def outdated_in(seen: Observed, spec: Spec) -> list[int]:
+    """The desired ordinals whose pods are outdated."""
+    mine = seen.mine
+    return [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
+
+
+def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
+    """Whether a roll waits for any pod: see the table. A surplus one that may serve counts, because
+    this pass deletes it: it must not take down two pods that serve."""
+    mine = seen.mine
+    if any(ordinal not in mine for ordinal in range(spec.replicas)):
         return True
     for ordinal, pod in mine.items():
-        if ordinal not in desired:
+        if ordinal >= spec.replicas:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
-        elif is_outdated(pod, spec) and is_broken(pod):
+        elif not is_outdated(pod, spec):
+            is_waited_for = not is_ready(pod) or seconds_left(seen, spec, pod) > 0
+        elif is_broken(pod):
             is_waited_for = ("replace", ordinal) not in refused
         else:
             is_waited_for = not is_ready(pod)
         if is_waited_for:
             return True
     return False
+
+
+def seconds_left(seen: Observed, spec: Spec, pod: Obj) -> float:
+    """Until a Ready pod has been Ready for minReadySeconds; 0: it has, or nobody says since when. A
+    clock that goes wrong by more than that, of the operator or of a kubelet, counts as long ago:
+    it must not stop a roll for hours."""
+    since = condition_of(pod, "Ready").get("lastTransitionTime")
+    if not since:
+        return 0
+    age = seen.time - datetime.fromisoformat(since).timestamp()
+    return max(0, spec.min_ready - age) if abs(age) < spec.min_ready else 0
+
+
+def longest_wait(seen: Observed, spec: Spec) -> float:
+    """How many seconds a roll still waits for pods that became Ready a moment ago."""
+    if spec.updates_on_delete or not outdated_in(seen, spec):
+        return 0
+    new = [pod for pod in seen.mine.values() if is_ready(pod) and not is_outdated(pod, spec)]
+    return max((seconds_left(seen, spec, pod) for pod in new), default=0)
 
 
 def is_broken(pod: Obj) -> bool:
@@ -1118,13 +1177,9 @@ def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
     if not unready:
         return Why("Ready", text)
     lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
-    ordinal, *_ = [*lasting, *unready]  # the first that lasts, or else the first
+    ordinal = next(iter(lasting or unready))
     reason, message = unready[ordinal]
-    text += f"; {pod_name(seen.milvus, ordinal)}: {message or reason}"
-    if ordinal in seen.held_back(spec):
-        claim = claim_name(seen.milvus, ordinal)
-        text += f"; while its claim {claim} is ending or lost, this pod is not deleted or created"
-    return Why(reason, text)
+    return Why(reason, f"{text}; {pod_name(seen.milvus, ordinal)}: {message or reason}")
 
 
 def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
@@ -1132,33 +1187,38 @@ def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING:
             return problem
-    running = {ordinal: pod for ordinal, pod in seen.mine.items() if not is_over(pod)}
-    for ordinal in sorted(seen.held_back(spec) & {*range(spec.replicas)}):
-        claim = seen.claims[ordinal]
-        state = "Terminating" if is_ending(claim) else phase_of(claim)
-        text = f"claim {name_of(claim)} is {state}"
-        if ordinal in running:
-            advice = "only its pod keeps the data: back it up before the pod ends"
-            return Why(f"Claim{state}", f"{text}, and {advice}")
-        if not is_ending(claim):
-            advice = "when you delete the claim, a new pod gets a new, empty volume"
-            return Why(f"Claim{state}", f"{text}, and its pod has ended: {advice}")
-    for ordinal in sorted(running.keys() & range(spec.replicas)):
-        if not template_hash_of(running[ordinal]):
-            text = f"something has removed the annotation {TEMPLATE_HASH} of"
+    for ordinal, pod in sorted(seen.mine.items()):
+        if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
+            text = f"something has removed the annotation {TEMPLATE_HASH} of {name_of(pod)}"
             advice = "so it is not known whether that pod is up to date"
             cure = "find out what does, then delete the pod"
-            name = name_of(running[ordinal])
-            return Why(TEMPLATE_UNKNOWN, f"{text} {name}, {advice}; {cure}")
+            return Why(TEMPLATE_UNKNOWN, f"{text}, {advice}; {cure}")
+    for _, claim in sorted(seen.claims.items()):
+        if why := why_it_cannot_grow(claim):
+            return why
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
+
+
+def why_it_cannot_grow(claim: Obj) -> Why | None:
+    """What a claim says if its driver can't give it the size that it requests."""
+    states = claim["status"].get("allocatedResourceStatuses") or {}
+    state = states.get("storage", "")
+    for type_ in ("ControllerResizeError", "NodeResizeError"):
+        if condition_of(claim, type_).get("status") == "True":
+            message = condition_of(claim, type_).get("message")
+            return Why(state or type_, f"claim {name_of(claim)} cannot grow: {message}")
+    if state.endswith(("Infeasible", "Failed")):
+        return Why(state, f"claim {name_of(claim)} cannot grow: its driver says {state}")
+    return None
 
 
 def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str], now: str) -> Obj:
     """The status of a Milvus. `problems` says what has failed, and `lasting` which reasons have
     persisted for a while; `now` is a time in RFC 3339."""
     milvus = seen.milvus
+    problems = blocked_by_claims(seen, spec) | dict(problems)
     present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
         text = f"{spec.invalid}; until that is corrected, nothing is done about its pods"
@@ -1251,8 +1311,7 @@ ANSWER: Key = ("answer", None)
 #
 #   what comes of it             what is remembered        what later passes do
 #   done                         nothing; of a verb that   it, if it is to do again; if PACED, after
-#                                is PACED, when            10 s (longer if it had failed before),
-#                                                          20 s, 40 s, then a minute
+#                                is PACED, when            10 s, 20 s, 40 s, then a minute
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
 #   LOST: there was no answer,   the problem, also that    the same, after all others; a roll waits,
@@ -1262,8 +1321,9 @@ ANSWER: Key = ("answer", None)
 #   refused                                                as another pod would be refused, too
 #   STALE: the lists were old    nothing                   what is to do by new lists
 #
-# Forgotten: what is done; a failure, once there is nothing left to do; everything but lost deletes,
-# when the spec changes, which may be the cure; and pacing, after ten quiet minutes.
+# Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
+# minutes; and when the spec changes, which may be the cure, everything but lost deletes and when a
+# pod was replaced.
 class Retry(NamedTuple):
     """What came of the last try of something."""
 
@@ -1286,7 +1346,7 @@ class Retries:
     status still follows."""
 
     # Not `create`: a pod that is deleted, however often, is created at once.
-    PACED = ("restart", "replace", "adopt", "claim", "expose", "grow")
+    PACED = ("restart", "replace", "adopt", "claim", "verify", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -1297,24 +1357,33 @@ class Retries:
 
     def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
         last = self.last.get(key)
-        is_same = last and last.problem and last.problem.reason == problem.reason
-        since = last.since if last and is_same else now
-        delay = self.next_delay(key, FIRST_DELAY)
+        since, last_delay = now, 0.0
+        if last and last.problem:
+            last_delay = last.delay
+            if last.problem.reason == problem.reason:
+                since = last.since
+        delay = self.next_delay(FIRST_DELAY, last_delay)
         self.last[key] = Retry(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
+        last = self.last.pop(key, None)
         if verb in self.PACED or (self.tries_once and ordinal is not None):
-            self.last[key] = Retry(now, self.next_delay(key, FIRST_PACE))
-        else:
-            self.last.pop(key, None)
+            last_delay = last.delay if last and not last.problem else 0
+            self.last[key] = Retry(now, self.next_delay(FIRST_PACE, last_delay))
 
-    def next_delay(self, key: Key, first: float) -> float:
+    def next_delay(self, first: float, last_delay: float) -> float:
         """How many seconds to wait after this try."""
-        if self.tries_once:
-            return inf
-        last_delay = self.last[key].delay if key in self.last else 0
-        return min(max(first, 2 * last_delay), LONGEST_DELAY)
+        return inf if self.tries_once else min(max(first, 2 * last_delay), LONGEST_DELAY)
+
+    def for_another_spec(self) -> Retries:
+        """What is remembered when the spec changes: when pods were replaced. So two managers that
+        fight over an image restart a database once in ten seconds, not with each change."""
+        kept = Retries(self.tries_once)
+        for (verb, ordinal), retry in self.last.items():
+            if verb == "replace" and not retry.problem and not self.tries_once:
+                kept.last[verb, ordinal] = Retry(retry.tried, FIRST_PACE)
+        return kept
 
     def keep_only(self, keys: set[Key], now: float) -> None:
         """Forget what failed and is no longer to do, and what was last tried long ago."""
@@ -1327,7 +1396,7 @@ class Retries:
     def problems(self) -> Problems:
         """What has failed, by ordinal; of several problems of one, that of the first verb."""
         found: dict[int, Why] = {}
-        for (_, ordinal), retry in sorted(self.last.items()):
+        for (_verb, ordinal), retry in sorted(self.last.items(), key=lambda item: item[0][0]):
             if retry.problem and ordinal is not None:
                 found.setdefault(ordinal, retry.problem)
         return found
@@ -1405,6 +1474,7 @@ class ApiError(Exception):
 
 
 QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
+SILENCE = ": perhaps an admission webhook is slow, or a load balancer has dropped the connection"
 NOT_KUBERNETES = "the response did not come from a Kubernetes API server"
 
 
@@ -1434,7 +1504,8 @@ def status_in(body: Any) -> tuple[Obj, list[str]]:
 #   a namespace that terminates      REFUSED    Waiting
 #   500 InternalError                REFUSED    APIError (the API server says so before it writes,
 #                                               when a webhook that it had to ask has failed)
-#   429, any other 5xx               LOST       APIError
+#   429: it asks to come later       LOST       Waiting
+#   any other 5xx                    LOST       APIError
 #   403, by a quota                  REFUSED    QuotaExceeded
 #   403                              REFUSED    Forbidden
 #   400, 422                         REFUSED    Invalid
@@ -1454,7 +1525,9 @@ def rejection(error: ApiException) -> ApiError:
         failure, reason = Failure.STALE, WAITING
     elif "NamespaceTerminating" in causes:
         reason = WAITING
-    elif code == 429 or (code >= 500 and status_reason != "InternalError"):
+    elif code == 429:
+        failure, reason = Failure.LOST, WAITING
+    elif code >= 500 and status_reason != "InternalError":
         failure = Failure.LOST
     elif code == 403 and QUOTA.match(message):  # only its words tell
         reason = QUOTA_EXCEEDED
@@ -1480,19 +1553,24 @@ METADATA = (
     "resourceVersion",
     "generation",
     "deletionTimestamp",
-    "labels",
-    "ownerReferences",
     "finalizers",
 )
+
+
+CONTROLLER = ("apiVersion", "kind", "name", "uid", "controller")
 
 
 class Lists(NamedTuple):
     """What a pass lists, in this order: a Milvus must not be older than its pods."""
 
+    time: float  # when that began, in seconds since 1970
     pods: Any
     claims: Any
     services: Any  # None: they could not be listed
     milvuses: Any
+
+
+Pages = dict[bytes, list[Obj]]  # the objects of a list, by the digests of its pages
 
 
 class Listing(NamedTuple):
@@ -1504,9 +1582,11 @@ class Listing(NamedTuple):
 
 
 def slim(obj: Obj) -> Obj:
-    """What is kept of any object."""
+    """What is kept of any object: of what may be large, only what is read."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
+    metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
+    metadata["ownerReferences"] = [pick(controller_of(obj), CONTROLLER)]
     return {"metadata": metadata, "status": obj.get("status") or {}}
 
 
@@ -1562,12 +1642,13 @@ class Api:
     timeout: float = 30  # for a list, in seconds
     dry_run: bool = False
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     stopping: threading.Event = field(default_factory=threading.Event)  # no write begins any more
-    deadline: float = inf  # after which no write begins
+    deadline: float = inf  # after which no action on a pod, a claim or a Service begins
 
     def __post_init__(self) -> None:
         self.dry_run_note = " (dry run)" if self.dry_run else ""
-        self.pages = defaultdict[Any, dict[bytes, list[Obj]]](dict)  # of the last lists
+        self.pages = defaultdict[Any, Pages](dict)  # of the last lists
         self.progressed = self.clock()  # when a request last ended, or a pass began
         self.changed = self.clock()  # when a list last showed something new
         self.unanswered: dict[str, float] = {}  # when a delete got lost, by the pod's UID
@@ -1582,11 +1663,11 @@ class Api:
         self.services = by_gvr(client, "", "v1", "Service", "services")
         self.milvuses = milvuses(client)
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
-        self.listings = Lists(
-            pods=Listing(self.pods, MILVUS_LABEL, slim_pod),
-            claims=Listing(self.claims, MILVUS_LABEL, slim_with_spec),
-            services=Listing(self.services, MILVUS_LABEL, slim),
-            milvuses=Listing(self.milvuses, "", slim_with_spec),
+        self.listings = (
+            Listing(self.pods, MILVUS_LABEL, slim_pod),
+            Listing(self.claims, MILVUS_LABEL, slim_with_spec),
+            Listing(self.services, MILVUS_LABEL, slim),
+            Listing(self.milvuses, "", slim_with_spec),
         )
 
     def log_in(self) -> None:
@@ -1600,20 +1681,36 @@ class Api:
             self.must_reload = True
             raise
 
-    def may_write(self) -> bool:
+    def may_act(self) -> bool:
         return self.clock() < self.deadline and not self.stopping.is_set()
 
     def list_all(self, namespace: str | None, listing: Listing) -> list[Obj]:
-        """All objects of a list, page by page. A page that weighs too much, or is nested too deeply
-        for Python, is asked for again, smaller; an object that alone is too deep is left out. A
-        page that is the same as in the last list is not parsed again, which saves most of the CPU
-        time of a quiet pass. So passes share the listed dicts: nothing may ever change one."""
+        """All objects of a list of a pass. A page that is the same as in the last list is not
+        parsed again, which saves most of the CPU time of a quiet pass. So passes share the listed
+        dicts: nothing may ever change one."""
         known = self.pages[listing.resource.name, namespace]
-        pages: dict[bytes, list[Obj]] = {}
+        pages = self.get_pages(namespace, listing, known, self.timeout)
+        if pages.keys() != known.keys():
+            self.changed = self.clock()
+        self.pages[listing.resource.name, namespace] = pages
+        return [obj for objects in pages.values() for obj in objects]
+
+    def list_now(self, milvus: Obj) -> Objs:
+        """The pods that have the names of a Milvus and its label, as they are at this moment."""
+        listing = Listing(self.pods, selector_of(milvus), slim_pod)
+        pages = self.get_pages(namespace_of(milvus), listing, {}, ONE_REQUEST)
+        return by_ordinal(obj for objects in pages.values() for obj in objects)[full_name(milvus)]
+
+    def get_pages(
+        self, namespace: str | None, listing: Listing, known: Pages, timeout: float
+    ) -> Pages:
+        """A list, page by page. A page that weighs too much, or is nested too deeply for Python, is
+        asked for again, smaller; an object that alone is too deep is left out."""
+        pages: Pages = {}
         token = ""
         limit = PAGE
         while True:
-            body = self.get_page(namespace, listing, limit, token)
+            body = self.get_page(namespace, listing, limit, token, timeout)
             if limit > 1 and len(body) > PAGE_BYTES:
                 limit = max(1, limit // 4)
                 continue
@@ -1632,21 +1729,20 @@ class Api:
             pages[digest] = objects or []  # in order; two equal pages could only be empty
             token = following
             if not token:
-                break
+                return pages
             if 2 * len(body) <= PAGE_BYTES:  # else the next page might be too heavy again
                 limit = min(2 * limit, PAGE)
-        if pages.keys() != known.keys():
-            self.changed = self.clock()
-        self.pages[listing.resource.name, namespace] = pages
-        return [obj for objects in pages.values() for obj in objects]
 
-    def get_page(self, namespace: str | None, listing: Listing, limit: int, token: str) -> bytes:
+    def get_page(
+        self, namespace: str | None, listing: Listing, limit: int, token: str, timeout: float
+    ) -> bytes:
         """A page of at most `limit` objects; one that is too heavy is cut off. Without a
         resourceVersion, it shows the effect of every write that has ended."""
         return self.request(
             "get",
             listing.resource,
             {"namespace": namespace},
+            timeout=timeout,
             most=PAGE_BYTES + 1 if limit > 1 else None,
             label_selector=listing.selector or None,
             limit=limit,
@@ -1654,19 +1750,19 @@ class Api:
         )
 
     def request(
-        self, verb: str, resource: Resource, target: Obj, most: int | None = None, **options: Any
+        self,
+        verb: str,
+        resource: Resource,
+        target: Obj,
+        timeout: float = ONE_REQUEST,
+        most: int | None = None,
+        **options: Any,
     ) -> bytes:
         """Send a request about the target, the metadata of an object with its namespace and name.
         Returns the response, or only its first `most` bytes."""
-        is_write = verb != "get"
-        is_list = not is_write and "name" not in target
-        if is_write and not self.may_write():  # also between two requests of one action
-            raise stale("there is no time left in this pass")
-        if is_write and self.dry_run:
-            options["dry_run"] = "All"
         options |= pick(target, ("namespace", "name"))
         options["serialize"] = False
-        options["_request_timeout"] = self.timeout if is_list else min(self.timeout, ONE_REQUEST)
+        options["_request_timeout"] = min(self.timeout, timeout)
         try:
             response = getattr(resource, verb)(**options)
             body = bytes(response.read(most))
@@ -1675,13 +1771,26 @@ class Api:
         except ApiException as error:
             raise rejection(error) from None
         except urllib3.exceptions.ReadTimeoutError:
-            advice = ": perhaps an admission webhook is slow, or not there" if is_write else ""
             text = f"Read timed out after {options['_request_timeout']:g} s"
-            raise no_answer(text + advice) from None
+            raise no_answer(text + ("" if verb == "get" else SILENCE)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise no_answer(f"{type(error).__name__}: {error}") from None
         finally:
             self.progressed = self.clock()
+
+    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> None:
+        """Send a write. Something else than an API server may respond with 200, too."""
+        # Only decisions are bound by the deadline: a status or an event harms nobody if the lists
+        # are old. This also counts between two requests of one action.
+        is_decision = resource in (self.pods, self.claims, self.services)
+        if self.stopping.is_set() or (is_decision and not self.may_act()):
+            raise stale("there is no time left in this pass")
+        if self.dry_run:
+            options["dry_run"] = "All"
+        answer = parse(self.request(verb, resource, target, **options))
+        kind = answer.get("kind") if isinstance(answer, dict) else None
+        if kind not in (resource.kind, "Status"):  # after a delete, it may be either
+            raise no_answer(NOT_KUBERNETES)
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
@@ -1695,13 +1804,21 @@ class Api:
     def create(self, resource: Resource, obj: Obj, **options: Any) -> None:
         """Create an object. The server rejects a misspelled field instead of dropping it."""
         strict = [("fieldValidation", "Strict")]
-        self.request("create", resource, obj["metadata"], body=obj, query_params=strict, **options)
+        try:
+            self.write(
+                "create", resource, obj["metadata"], body=obj, query_params=strict, **options
+            )
+        except ApiError as error:
+            # An admission webhook may say Conflict or NotFound, too, and for ever.
+            if error.status_reason in ("Conflict", "NotFound"):
+                error.failure = Failure.REFUSED
+            raise
 
     def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
         """Change an object, unless somebody else has changed it since it was listed."""
         metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
         body = change | {"metadata": metadata}
-        self.request("patch", resource, obj["metadata"], body=body, **options)
+        self.write("patch", resource, obj["metadata"], body=body, **options)
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
@@ -1714,10 +1831,12 @@ class Api:
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
-            if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
-                if error.failure is Failure.REFUSED:
-                    error.failure = Failure.OBJECTED  # it is not the delete that was refused
-                raise
+            if error.status_reason == "AlreadyExists" or error.why.reason == QUOTA_EXCEEDED:
+                return
+            if error.failure is Failure.REFUSED:
+                error.failure = Failure.OBJECTED  # it is not the delete that was refused
+                error.why = Why(error.why.reason, f"in a dry run: {error.why.message}")
+            raise
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
@@ -1727,7 +1846,7 @@ class Api:
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
         try:
-            self.request("delete", self.pods, pod["metadata"], body=body)
+            self.write("delete", self.pods, pod["metadata"], body=body)
         except ApiError as error:
             if error.failure is Failure.LOST:
                 self.unanswered[uid_of(pod)] = self.clock()
@@ -1785,6 +1904,9 @@ class Change(NamedTuple):
         return f"{self.reason.lower()} {self.kind}"
 
 
+HANDICAP = 30  # seconds: see `Visit.turn`
+
+
 class Outcome(NamedTuple):
     """What came of a visit. If it is lost, everything is tried once more."""
 
@@ -1808,6 +1930,7 @@ class Visit:
     api: Api
     seen: Observed
     last: Outcome  # of the visit before
+    came: float  # when its objects were listed
     began: float = 0.0
     spec: Spec = Spec()
     changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -1835,10 +1958,21 @@ class Visit:
         CPU time in a quiet pass."""
         return self.is_due or self.last.versions != self.versions
 
+    @property
+    def turn(self) -> float:
+        """When it came, for the order of visits: who waits longest goes first. But a database that
+        was lost does not wait for a thousand new ones, nor those for what has failed before."""
+        handicap = 0
+        if not self.last.versions:  # it was never visited
+            handicap = HANDICAP
+        if self.last.state == FAILED:
+            handicap = 2 * HANDICAP
+        return min(self.last.due, self.came) + handicap
+
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
         self.began = self.api.clock()
-        if not self.api.may_write():
+        if not self.api.may_act():
             return self.last._replace(due=min(self.last.due, self.began), changes=(), events=())
         try:
             return self.reconcile()
@@ -1859,13 +1993,15 @@ class Visit:
         actions = self.plan(self.retries.refused(now))
         self.retries.keep_only(self.keys(actions), now)
 
+        if not self.retries.tries_once and (wait := longest_wait(self.seen, self.spec)):
+            self.due = now + wait
+
         # 2. Do what does not back off, up to a failure that the others would meet, too.
         if not self.retries.waits(ANSWER, now):
             self.carry_out(actions, now)
 
         # 3. Say what was changed.
-        for change, names in self.changes.items():
-            self.say(change.reason, sentence(change.words, names, change.because))
+        self.say_changes()
 
         # 4. Write the status. If anything was changed, the lists are out of date, so this is left
         #    to the next visit. That one must write it, whatever it does: else a Milvus for which
@@ -1897,8 +2033,8 @@ class Visit:
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
-        mine = self.seen.mine.items()
-        turns = {("replace", ordinal) for ordinal, pod in mine if is_outdated(pod, self.spec)}
+        waiting = [o for o in outdated_in(self.seen, self.spec) if not is_over(self.seen.mine[o])]
+        turns = {("replace", ordinal) for ordinal in waiting}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
@@ -1907,18 +2043,16 @@ class Visit:
         for action in sorted(actions, key=lambda action: self.retries.has_failed(action.key)):
             if action.verb in failing or self.retries.waits(action.key, now):
                 continue
-            if not self.api.may_write():
+            if not self.api.may_act():
                 # What is cut off keeps its place in the line.
                 self.due = min(self.last.due, now)
                 break
             error = self.attempt(action.key, getattr(self, action.verb), action)
-            if not error:
-                self.retries.succeeded(ANSWER, now)
-            elif self.retries.tries_once:
+            if not error or self.retries.tries_once:
                 continue
-            elif error.failure is Failure.LOST:
+            if error.failure is Failure.LOST:
                 break
-            elif error.meets_all:
+            if error.meets_all:
                 failing.add(action.verb)
 
     def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
@@ -1926,19 +2060,31 @@ class Visit:
         try:
             task(*arguments)
         except ApiError as error:
-            now = self.api.clock()
-            self.due = min(self.due, now)  # for the actions that this has held up
-            # Not after a status: it is one request, and backs off on its own.
-            is_lost = error.failure is Failure.LOST
-            if is_lost and key != STATUS and not self.retries.tries_once:
-                self.retries.failed(ANSWER, now, error.why)
-            # An older CRD has no status, so that this would be tried in each pass.
-            has_no_status = key == STATUS and error.status_reason == "NotFound"
-            if has_no_status or error.failure is not Failure.STALE:
-                self.retries.failed(key, now, error.why, error.failure is Failure.REFUSED)
+            self.remember(key, error)
             return error
-        self.retries.succeeded(key, self.api.clock())
+        now = self.api.clock()
+        self.retries.succeeded(key, now)
+        if key != STATUS:
+            self.retries.succeeded(ANSWER, now)
         return None
+
+    def remember(self, key: Key, error: ApiError) -> None:
+        now = self.api.clock()
+        self.due = min(self.due, now)  # for the actions that this has held up
+        # A status is one request, and backs off on its own.
+        if key != STATUS and error.failure is Failure.LOST and not self.retries.tries_once:
+            self.retries.failed(ANSWER, now, error.why)
+        elif key != STATUS and error.code:
+            self.retries.succeeded(ANSWER, now)
+        is_stale = error.failure is Failure.STALE
+        # An older CRD has no status, so that this would be tried in each pass.
+        if key == STATUS and error.status_reason == "NotFound":
+            is_stale = False
+        # A quota's admission says Conflict when it counts two pods at once: try again in this run.
+        if self.retries.tries_once and error.status_reason == "Conflict":
+            is_stale = True
+        if not is_stale:
+            self.retries.failed(key, now, error.why, error.failure is Failure.REFUSED)
 
     def tell_news(self, status: Obj) -> str:
         """Say what is new in the Reconciled condition, even if the status cannot be written.
@@ -1957,9 +2103,6 @@ class Visit:
         if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
             self.retries.succeeded(STATUS, self.api.clock())
             return True
-        if not self.api.may_write():
-            self.due = min(self.due, self.api.clock())
-            return False
         if self.retries.waits(STATUS, self.api.clock()):
             return False
         had_failed = self.retries.has_failed(STATUS)
@@ -1968,10 +2111,37 @@ class Visit:
             self.log(logging.WARNING, f"the status update failed: {error}")
         if not error:  # a pass counts it; nothing is said of it, because step 3 is over
             self.changes[Change("Updated", "status")].append(name_of(self.milvus))
+            self.tell_that_pods_wait(status)
+            if not self.retries.tries_once:  # see it listed: something else may have responded
+                self.due = min(self.due, self.api.clock())
         return not error
 
+    def tell_that_pods_wait(self, status: Obj) -> None:
+        """With OnDelete, outdated pods begin to wait when a status says so for the first time."""
+        before = self.milvus.get("status", {})
+        waited = before.get("replicas", 0) > before.get("updatedReplicas", 0)
+        outdated = outdated_in(self.seen, self.spec)
+        if self.spec.updates_on_delete and outdated and not waited:
+            names = [pod_name(self.milvus, ordinal) for ordinal in outdated]
+            because = "they are outdated, and with OnDelete they stay until somebody deletes them"
+            self.say(WAITING, sentence("waiting for pod", names, because))
+
+    def say_changes(self) -> None:
+        """A line in the log for each kind of change; and an event, but one for all that was
+        created: in a burst, events are most of the requests."""
+        created = []
+        for change, names in self.changes.items():
+            note = sentence(change.words, names, change.because)
+            if change.reason == CREATED:
+                created.append(note)
+                self.log(logging.INFO, f"{note}{self.api.dry_run_note}")
+            else:
+                self.say(change.reason, note)
+        if created:
+            self.events.append(new_event(self.milvus, CREATED, "; ".join(created), False))
+
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
-        """Say something in the log, and in an event after all visits."""
+        """Say something in the log, and by an event."""
         self.events.append(new_event(self.milvus, reason, note, is_warning))
         level = logging.WARNING if is_warning else logging.INFO
         self.log(level, f"{note}{self.api.dry_run_note}")
@@ -2003,18 +2173,18 @@ class Visit:
             self.api.create(self.api.pods, new_pod(self.milvus, self.spec, action.ordinal))
         except ApiError as error:
             if error.status_reason == "AlreadyExists":
-                self.explain_taken_name(action.obj)
+                self.explain_taken_name(action.obj, error)
             raise
-        self.note("Created", "pod", action.obj)
+        self.note(CREATED, "pod", action.obj)
         if self.spec.storage and action.ordinal not in self.seen.claims:
             # If this fails, the next pass finds a pod without a claim, and tries again.
             self.claim(action)
 
-    def explain_taken_name(self, obj: Obj) -> None:
+    def explain_taken_name(self, obj: Obj, error: ApiError) -> None:
         """Raise an error that says whose pod has this name, if it is still there."""
         if taken := self.api.find(self.api.pods, obj):
             why = why_name_is_taken(self.milvus, taken)
-            raise ApiError(why, Failure.REFUSED) from None
+            raise ApiError(why, Failure.REFUSED, error.code) from None
 
     def claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.spec, action.ordinal)
@@ -2032,7 +2202,7 @@ class Visit:
             if error.status_reason != "AlreadyExists":
                 raise
             return
-        self.note("Created", kind, obj)
+        self.note(CREATED, kind, obj)
 
     def adopt(self, action: Action) -> None:
         """Set the owner of an orphan. That is safe: its Milvus was listed after the pod, and is not
@@ -2043,22 +2213,46 @@ class Visit:
         self.note("Adopted", "pod", action.obj, action.because)
 
     def grow(self, action: Action) -> None:
-        """Ask for a larger volume."""
+        """Ask for a larger volume; whether it comes is said by the claim."""
         requests = {"storage": self.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
-        self.note("Expanded", "claim", action.obj, action.because)
+        self.note("Expanding", "claim", action.obj, action.because)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
         self.note("Deleted", "pod", action.obj, action.because)
 
-    restart = delete
+    def restart(self, action: Action) -> None:
+        self.require_claim(action.ordinal, action.obj)
+        self.delete(action)
 
     def replace(self, action: Action) -> None:
-        """Delete a pod, after a dry run has shown that the API server would accept the new one."""
+        """Delete a pod, after a dry run has shown that the API server would accept the new one, and
+        a fresh look that nothing is lost by it: the lists of this pass may be half a minute old."""
         self.api.check(new_pod(self.milvus, self.spec, action.ordinal))
+        self.require_claim(action.ordinal, action.obj)
+        if is_ready(action.obj):
+            pods = self.api.list_now(self.milvus)
+            now = replace(self.seen, named=pods, time=self.api.wall_clock())
+            if is_any_unavailable(now, self.spec, self.retries.refused(self.began)):
+                raise stale("another pod is not available any more")
         self.delete(action)
+
+    def verify(self, action: Action) -> None:
+        """Look whether a pod that has run still has its claim."""
+        self.require_claim(action.ordinal, self.seen.mine[action.ordinal])
+
+    def require_claim(self, ordinal: int, pod: Obj) -> None:
+        """Raise an error if the claim of a pod is not there, or will not stay: then only this pod
+        reaches the data. It may lack our label, so it is read by its name."""
+        if not self.spec.storage:
+            return
+        name = claim_name(self.milvus, ordinal)
+        claim = self.api.find(self.api.claims, by_name(self.milvus, name))
+        if not claim or is_ending(claim):
+            state = "Terminating" if claim else "gone"
+            raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED, code=404)
 
 
 def unexpected(error: Exception) -> str:
@@ -2071,13 +2265,14 @@ def unexpected(error: Exception) -> str:
 # ---------- The loop: list, visit, wait ----------
 
 # In seconds.
-ACTING = 10  # a pass begins no write later than this after the last of its lists has arrived
-SENDING = 5  # a pass begins to send no event later than this after its visits
-SHORTEST_PAUSE = 0.5  # from the start of a pass to the start of the next
+ACTING = 10  # a pass begins no action later than this after the last of its lists has arrived
+SHORTEST_PAUSE = 0.1  # from the start of a pass to the start of the next
+LAST_EVENTS = 5  # --once waits this long for events that have not been sent
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
 # A loop that makes no progress for this much longer than a request may take is stuck. It is more
 # than LONGEST_LIST_DELAY, or /healthz would fail while the API server is down.
 SLACK = 40
+MOST_EVENTS = 1000  # that wait to be sent; what comes then is lost
 
 
 @dataclass
@@ -2088,6 +2283,7 @@ class Operator:
     namespaces: Sequence[str | None]  # None: all
     interval: float  # seconds from the start of a pass to the next, while nothing changes
     pool: Executor  # for the visits
+    sender: Executor  # for events: no visit and no pass waits for them
 
     def __post_init__(self) -> None:
         self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
@@ -2097,6 +2293,7 @@ class Operator:
         self.has_listed = False  # whether any list of the last pass has succeeded
         self.list_delay = 0.0  # seconds to wait while none does
         self.tries_once = self.api.dry_run  # whether each write is tried only once
+        self.sending: list[Future[None]] = []  # events that wait to be sent
 
     def is_alive(self) -> bool:
         """Whether the loop makes progress: even if the server is down, as requests time out."""
@@ -2122,6 +2319,7 @@ class Operator:
             if not any(visit.is_due for visit in self.all_visits()):
                 break
             idle = 0 if changes else idle + 1
+        wait(self.sending, LAST_EVENTS)
         visits = self.all_visits()
         is_good = not any(visit.is_due or visit.outcome.state == FAILED for visit in visits)
         return is_good and self.has_listed and not self.outages
@@ -2138,27 +2336,29 @@ class Operator:
             listed = self.api.clock()
             self.list_seconds = listed - started
 
-            # 2. Visit each Milvus that needs it; first those that have been due for longest.
+            # 2. Visit each Milvus that needs it, in turn.
             self.api.deadline = inf if self.tries_once else listed + ACTING
             needed = [visit for visit in visits if visit.is_needed]
-            needed.sort(key=lambda visit: visit.last.due)
-            events: list[Obj] = []
+            needed.sort(key=lambda visit: visit.turn)
             for visit, outcome in zip(needed, self.pool.map(Visit.make, needed), strict=True):
                 visit.outcome = outcome
                 changes.update(outcome.changes)
-                events += outcome.events
-
-            # 3. Send the events.
-            self.api.deadline = self.api.clock() + SENDING
-            list(self.pool.map(self.api.send, events))
+                self.send(outcome.events)
         except Unusable as error:
             outages["the configuration cannot be loaded"] = error.message
         except Exception as error:  # nobody foresaw it, but it must not end the loop
             outages["a pass failed"] = unexpected(error)
 
-        # 4. Report.
+        # 3. Report.
         self.report(outages, changes, self.api.clock() - started)
         return changes
+
+    def send(self, events: Iterable[Obj]) -> None:
+        """Hand events over to the sender."""
+        self.sending = [one for one in self.sending if not one.done()]
+        for event in events:
+            if len(self.sending) < MOST_EVENTS:
+                self.sending.append(self.sender.submit(self.api.send, event))
 
     def list_everything(self, outages: dict[str, str]) -> list[Visit]:
         """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
@@ -2174,7 +2374,7 @@ class Operator:
 
     def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists | None:
         """The lists of a namespace, or of all; nothing at all if one but that of Services fails."""
-        found: list[list[Obj] | None] = []
+        found: list[Any] = [self.api.wall_clock()]
         for listing in self.api.listings:
             try:
                 found.append(self.api.list_all(namespace, listing))
@@ -2203,15 +2403,13 @@ class Operator:
         return f"cannot list {plural} in {scope(namespace)}", f"{error}{advice}"
 
     def new_visits(self, namespace: str | None, lists: Lists) -> list[Visit]:
-        """A visit for each Milvus that is not being deleted. What came of an earlier spec of it is
-        forgotten; a new spec is due now."""
+        """A visit for each Milvus that is not being deleted. Of what came of an earlier spec of it,
+        little is remembered; a new spec is due now."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
         unsure = self.api.maybe_deleted()
         exposed = {full_name(service) for service in lists.services or []}
-        last = {
-            spec_version(visit.milvus): visit.outcome for visit in self.visits.get(namespace, [])
-        }
+        last = {uid_of(visit.milvus): visit for visit in self.visits.get(namespace, [])}
         now = self.api.clock()
         visits = []
         for milvus in lists.milvuses:
@@ -2223,11 +2421,21 @@ class Operator:
                 named=named,
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
                 lacks_service=lists.services is not None and full_name(milvus) not in exposed,
+                time=lists.time,
                 maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )
-            outcome = last.get(spec_version(milvus)) or Outcome(Retries(self.tries_once), due=now)
-            visits.append(Visit(self.api, seen, outcome))
+            outcome = self.last_outcome(milvus, last.get(uid_of(milvus)), now)
+            visits.append(Visit(self.api, seen, outcome, came=now))
         return visits
+
+    def last_outcome(self, milvus: Obj, visit: Visit | None, now: float) -> Outcome:
+        """What came of its visit before, as far as that still counts for this spec."""
+        if not visit:
+            return Outcome(Retries(self.tries_once), due=now)
+        if visit.milvus["metadata"]["generation"] == milvus["metadata"]["generation"]:
+            return visit.outcome
+        retries = visit.outcome.retries.for_another_spec()
+        return Outcome(retries, due=now, versions=visit.outcome.versions)
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that
@@ -2236,7 +2444,7 @@ class Operator:
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
-        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 2))
+        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 8))
 
     def report(self, outages: dict[str, str], changes: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
@@ -2267,6 +2475,14 @@ class Operator:
 
 IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every container has
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every container
+
+
+KEEP_ALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),  # urllib3's own option
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+]
 
 
 class Connection(NamedTuple):
@@ -2372,6 +2588,8 @@ class Client(ApiClient):
         self.user_agent = f"{MANAGER}/{__version__}"
         # Decrypting the lists is much of a quiet pass, and compressed they are short.
         self.default_headers["Accept-Encoding"] = "gzip"
+        # Load balancers drop connections that are idle, without a word.
+        self.rest_client.pool_manager.connection_pool_kw["socket_options"] = KEEP_ALIVE
         # It would copy each body, and fail at one that is nested deeply.
         self.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
         self.use_tls(configuration)
@@ -2417,17 +2635,21 @@ class Client(ApiClient):
 
 
 class Health(metrics.MetricsHandler):
-    """`/healthz`: the loop makes progress. `/readyz`: all has been listed. Other paths: metrics."""
+    """`/healthz`: the loop makes progress. `/readyz`: all has been listed. `/metrics`."""
 
     operator: Operator
     timeout = 5  # seconds for a client to send its request
 
     def do_GET(self) -> None:
-        checks = {"/healthz": self.operator.is_alive(), "/readyz": self.operator.is_ready}
-        if self.path not in checks:
+        path, _, _ = self.path.partition("?")
+        if path == "/metrics":
             super().do_GET()
             return
-        code = 200 if checks[self.path] else 503
+        codes = {
+            "/healthz": 200 if self.operator.is_alive() else 503,
+            "/readyz": 200 if self.operator.is_ready else 503,
+        }
+        code = codes.get(path, 404)
         self.send_response(code)
         self.end_headers()
         self.wfile.write(f"{self.responses[code][0]}\n".encode())
@@ -2596,7 +2818,7 @@ def main(
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
     Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
-    names = ",".join(namespace).split(",")  # OLM joins them by commas, too
+    names = [name.strip() for name in ",".join(namespace).split(",")]  # OLM joins them, too
     chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
     if namespace and not chosen:
         raise click.UsageError("-n needs the name of a namespace; for all of them, use -A")
@@ -2616,7 +2838,7 @@ def main(
     api = Api(connection.client, reload, Client.renew, timeout, dry_run)
     where = f"{', '.join(map(scope, managed))}, every {interval:g} s, server {api.server}"
     log.info("%s %s: %s%s", MANAGER, __version__, where, api.dry_run_note)
-    operator = Operator(api, managed, interval, start_pool(workers))
+    operator = Operator(api, managed, interval, start_pool(workers), start_pool(1))
     if health_port:
         start_health_server(operator, health_port)
     run = operator.run_once if once else operator.run

@@ -60,6 +60,7 @@ def test_every_option_reads_its_environment_variable(monkeypatch: pytest.MonkeyP
     [
         ("", None, "namespace test"),  # of the kubeconfig's context
         ("-n b -n a -n b", None, "namespace b, namespace a"),
+        ("-nb, -n\ta,b", None, "namespace b, namespace a"),
         ("", "a,b", "namespace a, namespace b"),
         ("", "a, b", "namespace a, namespace b"),
         ("", "", "all namespaces"),  # as OLM sets it

@@ -25,8 +25,9 @@ REFUSED = {"Forbidden": 403, "denied": 500}
 CODES = REFUSED | {"Conflict": 409, "TooManyRequests": 429, "odd": 500, "Timeout": 504}
 CHANGES = [
     *["image", "image", "scale", "scale y", "fail", "crash", "end", "end", *["run"] * 4],
-    *["relabel", "silence", "quota", "stranger", "doom"],
+    *["relabel", "silence", "quota", "stranger", "doom", "doom", "lose"],
 ]
+DIES = "milvus:3"  # an image whose pods are Ready for a while, and then crash
 QUOTA = 'pods "x" is forbidden: exceeded quota: a'
 WELL_KNOWN = (mo.MANAGED_BY_LABEL, mo.INSTANCE_LABEL, mo.NAME_LABEL, mo.POD_INDEX_LABEL)
 
@@ -43,16 +44,18 @@ class Run:
         self.operators = [self.world.new_operator() for _ in range(replicas)]
         self.idle = [*self.operators]  # those that make no pass now
         self.share = 0.3 if replicas == 1 else 0.03  # of the requests that fail
-        self.faults = self.dice.sample([*CODES, *ERRORS], 2)
+        self.faults = self.dice.sample([*CODES, *ERRORS, "page"], 2)
         self.refused = set[tuple[int, str]]()  # pods that could not be deleted, and the generation
         self.late = dict[str, float]()  # when a delete that got no answer takes effect, by UID
         self.harm = list[str]()
         server = self.server = self.world.server
         server.when("*", "*", self.interrupt)
+        server.when("list", "*", self.slow)
         server.when("*", "*", self.fail)
         server.when("*", "*", self.lose, after=True)
         server.when("create", "pods", self.admit)
         server.when("delete", "pods", self.judge)
+        server.when("delete", "pods", self.guard)
         server.when("patch", "pods", self.judge)
         self.quota = 99
 
@@ -67,6 +70,13 @@ class Run:
             self.change()
             if self.idle:
                 self.make_pass()
+
+    def slow(self, request: Request) -> None:
+        """Some lists of a pass take long, and meanwhile something happens."""
+        is_of_pass = "=" not in request.query.get("labelSelector", "")
+        if is_of_pass and self.dice.random() < 0.1:
+            self.world.clock.advance(self.dice.choice([1, 20]))
+            self.change()
 
     def change(self) -> None:  # noqa: C901
         """Let one thing happen."""
@@ -105,13 +115,17 @@ class Run:
                 finalizers = ["kubernetes.io/pvc-protection"]
                 self.world.patch("persistentvolumeclaims", name, finalizers=finalizers)
                 self.world.remove("persistentvolumeclaims", name)
+            case "lose" if self.doomed():
+                name = self.dice.choice(self.doomed())
+                self.world.patch("persistentvolumeclaims", name, finalizers=None)
 
     def run(self) -> None:
         """All pods run, and nodes that fell silent are back."""
         self.server.run_pods()
         for name, one in self.pods_of_x().items():
             if one["status"]["phase"] == "Running" and not mo.is_ending(one):
-                self.server.set_pod(name, ready=True)
+                is_alive = image_of(one) != DIES or self.dice.random() < 0.5
+                self.server.set_pod(name, ready=is_alive)
 
     def end(self) -> None:
         """What is being deleted ends; a claim only when no pod uses it any more."""
@@ -129,6 +143,11 @@ class Run:
         if len(self.world.pods()) < self.quota or request.dry_run:
             return None
         return http_response(403, Rejected(403, "Forbidden", QUOTA).status)
+
+    def doomed(self) -> list[str]:
+        """The claims that are being deleted."""
+        claims = self.server.all_of("persistentvolumeclaims")
+        return [mo.name_of(one) for one in claims if mo.is_ending(one)]
 
     def claims(self) -> list[str]:
         return [mo.name_of(one) for one in self.server.all_of("persistentvolumeclaims")]
@@ -162,6 +181,8 @@ class Run:
             self.late[uid] = self.world.clock.now() + seconds
         if fault in ERRORS:
             raise ERRORS[fault]()
+        if fault == "page":
+            return http_response(200, b"<html>something that is no API server</html>")
         if fault in REFUSED and request.verb == "delete":
             self.refused.add((self.x["metadata"]["generation"], request.name))
         message = "a webhook denied the request" if fault == "denied" else "not now"
@@ -202,6 +223,24 @@ class Run:
             if wrong or image_of(victim) == spec["image"]:
                 self.harm.append(f"{request.name} was deleted in spite of {wrong}")
 
+    def guard(self, request: Request) -> None:
+        """One operator never deletes the last access to data: a desired pod of y that has run, and
+        whose claim is being deleted or gone."""
+        desired = {f"y-{ordinal}" for ordinal in range(self.y["spec"]["replicas"])}
+        if len(self.operators) > 1 or request.name not in desired & {*self.world.pods()}:
+            return
+        claim = f"data-{request.name}"
+        is_safe = claim in self.claims() and claim not in self.doomed()
+        meant = (request.body.get("preconditions") or {}).get("uid")
+        victim = self.pod(request.name)
+        has_run = victim["status"]["phase"] != "Pending" and mo.owns(self.y, victim)
+        if has_run and not is_safe and meant == mo.uid_of(victim):
+            self.harm.append(f"{request.name} was the last access to {claim}")
+
+    @property
+    def y(self) -> mo.Obj:
+        return self.server.objects["milvuses", "test", "y"]
+
     def make(self) -> None:
         for _ in range(60 // len(self.operators)):
             self.change()
@@ -231,12 +270,9 @@ class Run:
         self.server.rules.clear()
         names = self.world.pods()
         strangers = [name for name in names if image_of(self.pod(name)) == OTHERS_IMAGE]
-        doomed = [
-            mo.name_of(one)
-            for one in self.server.all_of("persistentvolumeclaims")
-            if mo.is_ending(one)
-        ]
-        for name in strangers + [name.removeprefix("data-") for name in doomed]:
+        claims = self.claims()
+        lost = [name for name in names if name[0] == "y" and f"data-{name}" not in claims]
+        for name in [*strangers, *lost, *(name.removeprefix("data-") for name in self.doomed())]:
             if name in names and name != "y-2":
                 self.world.remove("pods", name)
         self.end()

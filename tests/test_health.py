@@ -74,6 +74,20 @@ def test_metrics_count_passes_and_milvus() -> None:
         assert f'\nmilvus_operator_milvuses{{state="{state}"}} 1.0\n' in shown
 
 
+@pytest.mark.parametrize("path", ["/", "/livez", "/healthz/", "/metrics/", "/readyzz"])
+def test_any_other_path_is_not_found(path: str) -> None:
+    """A probe with a typing error must not succeed for ever."""
+    assert http_get(serve(World()), path)[0] == 404
+
+
+def test_a_query_changes_nothing() -> None:
+    world = World()
+    port = serve(world)
+    world.clock.advance(1000)
+    assert http_get(port, "/healthz?verbose")[0] == 503
+    assert "milvus_operator_passes_total" in http_get(port, "/metrics?a=b")[1]
+
+
 def test_each_milvus_has_a_sample_with_its_state_as_long_as_it_is_there() -> None:
     world = at_rest(milvus("x"), milvus("bad", milvusSpec="proxy.port: 1"))
     port = serve(world)

@@ -119,6 +119,18 @@ def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> Non
     assert world.reason("fits") == "Reconciled"
 
 
+def test_of_labels_and_annotations_only_what_is_read_is_kept() -> None:
+    """A thousand pods with 200 KB of each."""
+    world = World(milvus("x", replicas=0))
+    items = [
+        b'{"metadata": {"namespace": "test", "name": "y-%d", "uid": "%d", "resourceVersion": "1", '
+        b'"labels": {"zilliz.com/milvus": "y", "a": "MARK"}, "annotations": {"b": "MARK"}, '
+        b'"ownerReferences": [{"uid": "c", "name": "MARK"}]}}' % (number, number)
+        for number in range(1000)
+    ]
+    assert memory_of_lists(world, "pods", items, b'"%b"' % (b"x" * 100_000)).kept < 10
+
+
 def test_of_many_specs_that_fit_none_is_kept_parsed() -> None:
     """Of 150 such specs, the parsed ones would take more memory than the pod may have."""
     world = World(*[milvus(f"wide-{number}", replicas=0, pod="MARK") for number in range(25)])

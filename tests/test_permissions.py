@@ -48,6 +48,7 @@ def live(kube: Kube, operator: mo.Operator) -> None:
     for name in {"x-0", "kept-0"} & {*kube.names()}:
         kube.kubectl("delete", "pod", name)
     settle(operator)
+    kube.change("kept", image="milvus:2")
     kube.change(replicas=1)
     settle(operator)
     if "x-0" not in kube.names():

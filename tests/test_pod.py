@@ -215,7 +215,7 @@ HEALTHZ = "httpGet: {path: /healthz, port: 9091}"
 PROBE = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
 # What is laid over the spec of the pod: what differs then; null if it is removed.
 OVER_POD = {
-    "subdomain: null": "subdomain: null",
+    "{hostname: mine, subdomain: null}": "{}",  # by these, the Service gives each pod a name
     "securityContext: {runAsUser: 5}": "securityContext: {fsGroup: 999, runAsUser: 5}",
     "volumes: [{name: a}]": f"volumes: [{DATA}, {{name: a}}]",
     "volumes: [{name: data, emptyDir: {sizeLimit: 5}}]": (
@@ -362,6 +362,9 @@ UNSAFE = {
     ),
     "mounts: [{name: a, mountPath: /milvus/configs/milvus.yaml, subPath: b}]": "configs/milvus.yaml",
     "mounts: [{name: a, mountPath: /milvus/configs/user.yaml, subPath: b}]": "at /milvus/configs/user",
+    "grace: 0": (
+        "spec.pod.spec.terminationGracePeriodSeconds must not be 0: a new pod would use the volume"
+    ),
     # Beside storage, what ends with the pod is a mistake.
     f"{{size: 1Gi, {SCRATCH}, {AT_DATA}}}": f"localStorage.path {ENDS}",
     f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus/}}]}}": ENDS,
@@ -404,6 +407,7 @@ UNSAFE = {
 SAFE = [
     "{replicas: 2, size: 1Gi}",
     "replicas: 2",
+    "{size: 1Gi, grace: 1}",
     "{mounts: null, env: null, volumes: null, size: 1Gi}",  # left empty: they name nothing
     "{size: 1Gi, settings: {localStorage.path: /var/lib/milvus/./mine/, rocksmq.path: /var/lib/milvus/q}}",
     # Folders that are not used.
@@ -452,9 +456,12 @@ def in_short(text: str) -> Obj:
     container = {"name": "milvus", "env": found.get("env", [])}
     if "mounts" in found:
         container["volumeMounts"] = found["mounts"]
+    pod = {"containers": [container], "volumes": found.get("volumes", [])}
+    if "grace" in found:
+        pod["terminationGracePeriodSeconds"] = found["grace"]
     spec = {
         "replicas": found["replicas"],
-        "pod": {"spec": {"containers": [container], "volumes": found.get("volumes", [])}},
+        "pod": {"spec": pod},
         "milvusSpec": yaml.safe_dump(found.get("settings", {})),
     }
     if "size" in found:

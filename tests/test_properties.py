@@ -62,7 +62,7 @@ def test_neither_the_order_nor_what_is_not_kept_of_a_pod_matters(
 def test_only_our_pods_change_and_one_ready_pod_at_a_time(pods: list[Obj], count: int) -> None:
     x = milvus(count)
     there = named(x, pods)
-    mine = mo.Observed(x, there, {}, lacks_service=False).mine
+    mine = mo.Observed(x, there, {}, False, 0).mine
     actions = decided(x, pods)
     others = [action.ordinal for action in actions if action.verb != "adopt"]
     assert len({*others}) == len(others)

@@ -41,7 +41,7 @@ def test_a_write_that_times_out_is_told_once_with_what_may_be_the_cause() -> Non
     world.hang("create", "pods")
     world.run(300)
     assert len(world.requests("create", "pods")) > 5
-    advice = "perhaps an admission webhook is slow, or not there"
+    advice = "perhaps an admission webhook is slow, or a load balancer has dropped the connection"
     assert world.warnings == [f"milvus test/x: Read timed out after 10 s: {advice}"]
     assert len(world.requests("patch", "milvuses/status")) <= 2
 
@@ -65,13 +65,22 @@ def test_many_pods_that_exceed_a_quota_keep_nothing_else_from_being_done() -> No
 
 
 @pytest.mark.parametrize("reason", ["Conflict", "NotFound"])
-def test_what_is_out_of_date_is_tried_in_each_pass_and_is_no_failure(reason: str) -> None:
-    world = World(milvus())
-    rule = world.server.reject("create", "pods", 409, "modified", reason)
-    world.passes(20)
-    assert rule.hits == 20
+def test_a_create_that_is_out_of_date_for_ever_backs_off_and_is_quoted(reason: str) -> None:
+    """As an admission webhook may say; it is no failure, and the other pods go on."""
+    world = World(milvus(replicas=3))
+    rule = world.server.reject("create", "pods", 409, "the quota was modified", reason, name="x-1")
+    world.run(300)
+    assert world.pods() == ["x-0", "x-2"]
+    assert 8 <= rule.hits <= 11, "after 1, 2, 4 … seconds, then once a minute"
+    world.server.run_pods()
+    world.passes(2)
+    assert world.condition("x", "Ready")["message"].endswith("; x-1: the quota was modified")
     assert world.reason() == "Reconciled"
     assert world.warnings == []
+    rule.times = 0
+    world.clock.advance(60)
+    world.settle()
+    assert world.pods() == ["x-0", "x-1", "x-2"]
 
 
 def test_after_a_write_without_an_answer_all_of_its_milvus_waits_and_no_other() -> None:
@@ -124,6 +133,45 @@ def test_the_wait_after_a_write_without_an_answer_ends_with_the_next_answer() ->
     world.server.fault("create", "pods", "reset", times=1)
     world.run(20)
     assert world.times("create", "pods")[0] < 6, "it starts anew"
+
+
+def test_a_refusal_is_an_answer_and_ends_the_wait_after_none() -> None:
+    world = at_rest(milvus(replicas=2))
+    outage = world.server.fault("create", "pods", "reset")
+    world.remove("pods", "x-0")
+    world.run(150)
+    outage.times = 0
+    world.server.reject("create", "pods", 403, "no", name="x-0")
+    world.run(70)
+    world.remove("pods", "x-1")
+    world.server.fault("create", "pods", "reset", times=1, name="x-1")
+    world.run(15)
+    assert world.pods() == ["x-1"], "after a second, not after a minute"
+
+
+def test_a_refusal_after_paced_successes_waits_one_second() -> None:
+    world = at_rest(milvus())
+    for _ in range(3):
+        world.server.fail("x-0")
+        world.settle()
+        world.clock.advance(60)
+    world.server.fail("x-0")
+    world.server.reject("delete", "pods", 403, "no", times=1)
+    world.forget()
+    world.run(10)
+    assert 1 <= world.times("delete", "pods")[0] <= 2
+
+
+def test_a_server_that_asks_to_come_later_has_not_failed() -> None:
+    world = World(milvus(replicas=3))
+    rule = world.server.reject("create", "pods", 429, "too many requests", "TooManyRequests")
+    world.run(40)
+    assert world.reason() == "Reconciled"
+    assert world.warnings == []
+    assert world.condition("x", "Ready")["message"].endswith("too many requests")
+    rule.times = 0
+    world.run(60)
+    assert len(world.pods()) == 3
 
 
 def test_a_webhook_that_fails_is_asked_once_in_a_pass() -> None:

@@ -35,7 +35,9 @@ def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_one
     assert delays(mo.Retries(), CREATE, 8, WHY) == waits
 
 
-@pytest.mark.parametrize("verb", ["restart", "replace", "adopt", "claim", "expose", "grow"])
+@pytest.mark.parametrize(
+    "verb", ["restart", "replace", "adopt", "claim", "verify", "expose", "grow"]
+)
 def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) -> None:
     assert delays(mo.Retries(), (verb, 0), 5, None) == [10, 20, 40, 60, 60]
 
@@ -144,6 +146,32 @@ def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None
         assert retries.waits(key, 1e9)
     assert not retries.waits(STATUS, 0)
     assert retries.refused(1e9) == {CREATE}
+
+
+def test_success_and_failure_do_not_add_up() -> None:
+    retries = mo.Retries()
+    for now in (0, 10, 30):
+        retries.succeeded(REPLACE, now)
+    retries.failed(REPLACE, 70, WHY)
+    assert retries.next(70) == 71
+    retries.failed(REPLACE, 71, WHY)
+    retries.succeeded(REPLACE, 73)
+    assert retries.next(73) == 83
+
+
+def test_of_another_spec_only_when_pods_were_replaced_is_remembered() -> None:
+    retries = mo.Retries()
+    for now in (0, 10):
+        for key in (REPLACE, RESTART):
+            retries.succeeded(key, now)
+    retries.failed(CREATE, 10, WHY)
+    retries.failed(("replace", 0), 10, WHY)
+    kept = retries.for_another_spec()
+    assert kept.waits(REPLACE, 19.9)
+    assert kept.next(10) == 20
+    assert not kept.problems()
+    assert not any(kept.waits(key, 10) for key in (RESTART, CREATE, ("replace", 0)))
+    assert mo.Retries(tries_once=True).for_another_spec().tries_once
 
 
 def test_what_is_tried_only_once_is_not_forgotten_however_long_the_run() -> None:

@@ -1,11 +1,17 @@
 """A changed template replaces pods, one Ready pod at a time."""
 
+from datetime import UTC, datetime
+
 import pytest
+import yaml
 from urllib3 import HTTPResponse
 
 import milvus_operator as mo
 from tests.lib.front import Rejected, Request, http_response
+from tests.lib.judge import image_of
 from tests.lib.world import World, at_rest, milvus, pod
+
+CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
 
 
 def deleted(world: World) -> list[str]:
@@ -107,7 +113,7 @@ def test_the_dry_run_asks_under_the_name_of_the_pod_that_is_replaced() -> None:
     asked = [one.name for one in world.requests("create", "pods") if one.dry_run]
     assert asked[:2] == ["x-1", "x-0"]
     assert {*asked} == {"x-1", "x-0"}
-    assert world.message() == "10.0.0.1 belongs to x-1"
+    assert world.message() == "in a dry run: 10.0.0.1 belongs to x-1"
 
 
 def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
@@ -122,7 +128,7 @@ def test_a_template_that_is_rejected_costs_no_pod_and_is_told_once() -> None:
     world.passes(10)
     assert deleted(world) == []
     assert rule.hits >= 4, "with back-off"
-    assert world.warnings == ["milvus test/x: x-2 is bad"]
+    assert world.warnings == ["milvus test/x: in a dry run: x-2 is bad"]
     assert all(request.dry_run for request in world.requests("create", "pods"))
     rule.times = 0
     world.change("x", image="good")
@@ -220,3 +226,152 @@ def test_a_refused_template_stays_told_while_the_roll_waits_for_another_pod() ->
     world.clock.advance(300)
     world.settle()
     assert world.images() == ["milvus:2"] * 3
+
+
+# --- What the lists of a pass do not show yet ---
+SLOW = ["persistentvolumeclaims", "services", "milvuses"]  # listed after the pods, in this order
+
+
+@pytest.mark.parametrize("slow", SLOW)
+@pytest.mark.parametrize("namespaces", [["test"], ["test", "other"]])
+def test_a_pod_that_becomes_unready_while_other_lists_are_slow_saves_the_next_one(
+    slow: str, namespaces: list[str]
+) -> None:
+    world = World(milvus(replicas=3), namespaces=namespaces)
+    world.settle()
+    world.change("x", image="milvus:2")
+    world.forget()
+
+    def crash(_: object) -> None:
+        world.clock.advance(20)
+        world.server.set_pod("x-0")
+
+    world.server.when("list", slow, crash, namespace=namespaces[-1], times=1)
+    world.operator.run_pass()
+    assert deleted(world) == []
+    assert world.warnings == [], "no failure"
+    world.live(10)
+    assert deleted(world) == ["x-0", "x-2", "x-1"], "the broken one first, then one at a time"
+
+
+@pytest.mark.parametrize("what", ["end", "go"])
+def test_a_pod_that_ends_while_other_lists_are_slow_saves_the_next_one(what: str) -> None:
+    world = at_rest(milvus(replicas=3))
+    world.change("x", image="milvus:2")
+
+    def end(_: object) -> None:
+        grace = 30 if what == "end" else 0
+        world.server.ask("delete", "pods", "x-1", {"gracePeriodSeconds": grace})
+
+    world.server.when("list", "services", end, times=1)
+    world.operator.run_pass()
+    assert deleted(world) == []
+
+
+def test_if_the_fresh_list_fails_no_ready_pod_is_deleted() -> None:
+    world = outdated(2)
+    label = {"labelSelector": "zilliz.com/milvus=x"}
+
+    def fail(request: Request) -> HTTPResponse | None:
+        if label.items() <= request.query.items():
+            return http_response(500, Rejected(500, "", "not now").status)
+        return None
+
+    broken = world.server.when("list", "pods", fail)
+    world.run(60)
+    assert deleted(world) == []
+    assert world.reason() == "APIError"
+    broken.times = 0
+    world.clock.advance(60)
+    world.settle()
+    assert world.images() == ["milvus:2"] * 2
+
+
+# --- minReadySeconds ---
+def ready_since(world: World, name: str) -> None:
+    """The pod is Ready from now on, as a kubelet writes it."""
+    now = datetime.fromtimestamp(world.clock.now(), UTC).isoformat().replace("+00:00", "Z")
+    condition = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    world.server.set_pod(name, conditions=[condition])
+
+
+def run_with_times(world: World, seconds: int) -> list[tuple[str, float]]:
+    """Let a kubelet start each new pod within a second; returns when pods were deleted."""
+    start = world.clock.now()
+    world.forget()
+    for _ in range(seconds):
+        world.operator.run_pass()
+        world.server.finish_deletions()
+        for one in world.server.all_of("pods"):
+            if one["status"]["phase"] == "Pending":
+                ready_since(world, mo.name_of(one))
+        world.clock.advance(1)
+    return [(one.name, one.time - start) for one in world.requests("delete", "pods")]
+
+
+# What the spec says: when the pods go.
+MIN_READY = {
+    "{}": [("x-2", 0), ("x-1", 11), ("x-0", 22)],
+    "{type: RollingUpdate, minReadySeconds: 30}": [("x-2", 0), ("x-1", 31), ("x-0", 62)],
+    "{minReadySeconds: 0}": [("x-2", 0), ("x-1", 2), ("x-0", 4)],
+}
+
+
+@pytest.mark.parametrize("strategy", MIN_READY)
+def test_a_roll_goes_on_when_a_new_pod_has_been_ready_for_a_while(strategy: str) -> None:
+    world = at_rest(milvus(replicas=3, updateStrategy=yaml.safe_load(strategy)))
+    world.change("x", image="milvus:2")
+    assert run_with_times(world, 100) == MIN_READY[strategy]
+
+
+def test_an_image_that_dies_after_it_was_ready_takes_one_database() -> None:
+    world = at_rest(milvus(replicas=4))
+    world.change("x", image="bad")
+    for _ in range(100):
+        world.operator.run_pass()
+        world.server.finish_deletions()
+        for one in world.server.all_of("pods"):
+            if one["status"]["phase"] == "Pending":
+                ready_since(world, mo.name_of(one))
+                dies_at = world.clock.now() + 8
+            elif image_of(one) == "bad" and world.clock.now() > dies_at:
+                world.server.set_pod(mo.name_of(one), containerStatuses=[CRASHES])
+        world.clock.advance(1)
+    assert world.images() == ["milvus:1"] * 3 + ["bad"]
+    assert world.reason(kind="Ready") == "CrashLoopBackOff"
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_clock_that_is_wrong_by_hours_stops_no_roll(hours: int) -> None:
+    world = at_rest(milvus(replicas=2))
+    world.operator.api.wall_clock = lambda: world.clock.now() + 3600 * hours
+    world.change("x", image="milvus:2")
+    assert [name for name, _ in run_with_times(world, 30)] == ["x-1", "x-0"]
+
+
+def test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_seconds() -> None:
+    world = at_rest(milvus(updateStrategy={"minReadySeconds": 0}))
+    for second in range(60):
+        world.change("x", image=f"milvus:{second % 2 + 1}")
+        world.operator.run_pass()
+        world.server.finish_deletions()
+        world.server.run_pods()
+        world.clock.advance(1)
+    assert 4 <= len(deleted(world)) <= 6
+
+
+def test_outdated_pods_that_begin_to_wait_are_told_once_by_an_event() -> None:
+    world = at_rest(milvus(replicas=2, updateStrategy={"type": "OnDelete"}))
+    world.change("x", image="milvus:2")
+    world.settle()
+    world.operator = world.new_operator()
+    world.live(5)
+    told = [event for event in world.events() if event.startswith("Waiting")]
+    because = "they are outdated, and with OnDelete they stay until somebody deletes them"
+    assert told == [f"Waiting: waiting for pods x-0, x-1: {because}"]
+    for name in ("x-0", "x-1"):
+        world.remove("pods", name)
+        world.settle()
+    world.change("x", image="milvus:3")
+    world.settle()
+    assert len([event for event in world.events() if event.startswith("Waiting")]) == 2

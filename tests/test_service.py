@@ -36,7 +36,7 @@ def test_a_service_of_the_milvuses_name_is_made_after_its_pods() -> None:
         ports: [{name: milvus, port: 19530}, {name: metrics, port: 9091}]}""")
     (pod, _) = world.server.all_of("pods")
     assert pod["spec"]["subdomain"] == "x", "so each pod has a name, too"
-    assert "Created: created service x" in world.events()
+    assert world.events() == ["Created: created pods x-0, x-1; created service x"]
 
 
 def test_a_service_that_is_gone_is_made_again_and_nothing_else_is_done() -> None:

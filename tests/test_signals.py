@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.front import Request
-from tests.lib.kit import Start
+from tests.lib.kit import Command, Start
 from tests.lib.wire import Api
 from tests.lib.world import milvus
 
@@ -36,8 +36,11 @@ def test_a_signal_ends_it_immediately(api: Api, start: Start, delay: float) -> N
     assert "Traceback" not in process.log
 
 
-def test_a_signal_before_anything_was_done_is_a_failure_of_once(api: Api, start: Start) -> None:
-    process = start(api.kubeconfig(), "--once")
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_a_signal_before_anything_was_done_is_a_failure_of_once(api: Api, by: str) -> None:
+    options = ["--once"] if by == "option" else []
+    env = {"MILVUS_OPERATOR_ONCE": "True"} if by == "variable" else {}
+    process = Command("--kubeconfig", api.kubeconfig(), *options, env=env)
     while not is_handled(Path(f"/proc/{process.process.pid}")):
         time.sleep(0.001)
     assert process.stop() == 1

@@ -1,13 +1,16 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
+import pytest
+
 import milvus_operator as mo
-from tests.lib.front import Request
+from tests.lib.front import Request, http_response
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 
 def test_events_tell_the_story() -> None:
     world = at_rest(milvus("x", replicas=2))
-    assert world.events() == ["Created: created pods x-0, x-1", "Created: created service x"]
+    created = "Created: created pods x-0, x-1; created service x"
+    assert world.events() == [created], "one for all"
     world.remove("pods", "x-0")
     world.settle()
     for change in ({"replicas": 1}, {"image": "milvus:2"}):
@@ -24,8 +27,7 @@ def test_events_tell_the_story() -> None:
     conflict = "pod x-1 already exists and has no controller, so the operator does not touch it"
     advice = f"if it is an orphan of this Milvus, give it the label {mo.selector_of(milvus())}"
     assert [event.partition("; if nobody")[0] for event in world.events()] == [
-        "Created: created pods x-0, x-1",
-        "Created: created service x",
+        created,
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",
         "Deleted: deleted pod x-0: the template is outdated",
@@ -60,7 +62,7 @@ def test_a_restarted_operator_tells_and_writes_nothing_again() -> None:
     assert not world.operator.run_once()
     assert world.writes() == before
     reasons = [event.partition(":")[0] for event in world.events()]
-    assert sorted(reasons) == ["Created", "Created", "Invalid", "SpecIsText"]
+    assert sorted(reasons) == ["Created", "Invalid", "SpecIsText"]
     statuses = sorted(world.names("patch", "milvuses/status"))
     assert statuses == ["bad", "x"], "one each, and only when the pods are made"
     assert sum("spec.milvusSpec" in line for line in world.log) == 2
@@ -104,3 +106,68 @@ def test_a_new_milvus_gets_neither_the_status_nor_the_problem_of_an_earlier_one(
     world.passes(2)
     assert world.warnings == []
     assert world.reason(kind="Ready") == "Ready"
+
+
+# --- It keeps pace ---
+def test_a_status_is_written_however_long_there_is_something_to_do() -> None:
+    """A thousand pods that take a quarter of a second each are more than the time of a pass."""
+    world = World(milvus(replicas=1000))
+    world.server.delay("create", "pods", 0.25)
+    world.run(25)
+    assert world.status("x")["replicas"] >= 40
+    world = World(milvus(replicas=50))
+    for _ in range(20):
+        world.passes()
+        for name in world.pods():
+            world.remove("pods", name)
+    statuses = world.requests("patch", "milvuses/status")
+    assert statuses, "even if something deletes all pods after each pass"
+
+
+PAGE = b"<html>You have been redirected</html>"
+# What something that is no API server may respond to a write with 200.
+RESPONSES = [PAGE, b"", b"{}", b"[]", b'"ok"', b'{"kind": "List", "items": []}']
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_a_status_that_only_a_proxy_has_seen_is_written_again(response: bytes) -> None:
+    world = World(milvus())
+    fake = world.server.when(
+        "patch", "milvuses/status", lambda _: http_response(200, response), times=2
+    )
+    world.run(60)
+    assert fake.hits == 2
+    assert world.status("x")["replicas"] == 1
+
+
+def test_a_status_that_was_written_is_looked_at_once_more() -> None:
+    """Whatever responded, perhaps even with an object of that kind."""
+    world = at_rest(milvus())
+    old = world.server.objects["milvuses", "test", "x"]
+    fake = world.server.when("patch", "milvuses/status", lambda _: http_response(200, old), times=3)
+    world.server.set_pod("x-0", ready=False)
+    world.passes(6)
+    assert fake.hits == 3
+    assert world.reason(kind="Ready") == "NotReady"
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize("verb", ["create", "delete", "patch"])
+def test_a_write_that_only_a_proxy_has_seen_is_not_taken_for_done(
+    verb: str, response: bytes
+) -> None:
+    world = World(milvus("x", replicas=2))
+    if verb != "create":
+        world.settle()
+    world.server.when(verb, "pods", lambda _: http_response(200, response), times=1)
+    if verb == "delete":
+        world.change("x", replicas=1)
+    if verb == "patch":
+        world.patch("pods", "x-0", ownerReferences=None)
+    world.run(30)
+    assert not any("created pods x-0, x-1" in event for event in world.events()) or verb != "create"
+    world.run(90)
+    world.settle()
+    assert world.pods() == (["x-0"] if verb == "delete" else ["x-0", "x-1"])
+    assert all(mo.controller_of(pod) for pod in world.server.all_of("pods"))
+    assert "the response did not come from a Kubernetes API server" in "".join(world.warnings)

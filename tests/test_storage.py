@@ -1,5 +1,7 @@
 """A claim for each pod, made after it, kept, and grown."""
 
+import pytest
+
 import milvus_operator as mo
 from tests.lib.front import Obj, Request
 from tests.lib.world import World, at_rest, milvus, pod
@@ -68,9 +70,6 @@ def test_a_pod_without_a_claim_gets_one_whatever_became_of_it() -> None:
     world.settle()
     assert [*claims(world)] == ["data-x-0", "data-x-1"]
     assert world.reason() == "Reconciled"
-    world.remove(CLAIMS, "data-x-1")
-    world.settle()
-    assert [*claims(world)] == ["data-x-0", "data-x-1"]
 
 
 def test_a_claim_without_our_label_is_used_and_left_as_it_is() -> None:
@@ -101,12 +100,13 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.live(3)
     assert world.reason() == "ClaimTerminating"
     assert world.message() == (
-        "claim data-x-1 is Terminating, and only its pod keeps the data: back it up before the pod ends"
+        "claim data-x-0 is Terminating, and its pod has ended: if nobody needs that data, delete the "
+        "pod: a new pod gets a new, empty volume"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
-    waits = "; while its claim data-x-0 is ending or lost, this pod is not deleted or created"
-    message = world.condition("x", "Ready")["message"]
-    assert message.endswith(f"x-0: Evicted{waits}")
+    ready = world.condition("x", "Ready")
+    assert ready["reason"] == "ClaimTerminating"
+    assert ready["message"].endswith(f"x-0: {world.message()}")
     world.server.set_pod("x-1", ready=False)
     world.change("x", image="milvus:2")
     world.live(10)
@@ -114,18 +114,21 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     for name in ("x-0", "x-1"):
         world.server.set_pod(name, ready=True)
     world.live(3)
-    message = world.condition("x", "Ready")["message"]
-    assert message.endswith(f"x-0: the template is outdated{waits}")
+    rescue = (
+        "claim data-x-0 is Terminating, and only its pod still reaches the data: back it up, or set "
+        "the volume's reclaim policy to Retain, before the pod ends"
+    )
+    assert world.message() == rescue
+    ready = world.condition("x", "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ClaimTerminating")
+    assert ready["message"].endswith(f"x-0: {rescue}")
     world.server.set_pod("x-0", phase="Running", containerStatuses=[CRASHES])
     world.live(3)
     assert world.reason(kind="Ready") == "CrashLoopBackOff"
-    message = world.condition("x", "Ready")["message"]
-    assert message.endswith(f"x-0: back-off{waits}"), "whatever else is wrong with it"
+    assert world.condition("x", "Ready")["message"].endswith("x-0: back-off"), "its own words"
     world.remove("pods", "x-0")
     world.live(3)
     assert "x-0" not in world.pods()
-    message = world.condition("x", "Ready")["message"]
-    assert message.endswith(f"x-0: it does not exist yet{waits}")
     world.patch(CLAIMS, "data-x-0", finalizers=None)
     world.live(3)
     assert "x-0" in world.pods()
@@ -141,8 +144,8 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world.live(20)
     assert world.names("delete", "pods") == ["x-0"], "it has a claim of its own"
     assert world.reason() == "ClaimLost"
-    assert "claim data-x-1 is Lost, and only its pod keeps the data" in world.message()
-    assert "while its claim data-x-1 is ending or lost" in world.condition("x", "Ready")["message"]
+    assert "claim data-x-1 is Lost, and only its pod still reaches the data" in world.message()
+    assert world.reason(kind="Ready") == "ClaimLost"
     world.change("x", replicas=1)
     world.passes(2)
     assert "x-1" in world.pods()
@@ -151,13 +154,120 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world.server.finish_deletions()
     world.passes(20)
     assert world.pods() == ["x-0"], "it would write into nothing"
-    assert world.reason() == "ClaimLost"
-    advice = "its pod has ended: when you delete the claim, a new pod gets a new, empty volume"
-    assert world.message() == f"claim data-x-1 is Lost, and {advice}"
+    assert world.reason() == world.reason(kind="Ready") == "ClaimLost"
+    advice = "if nobody needs that data, delete the claim: a new pod gets a new, empty volume"
+    assert world.message() == f"claim data-x-1 is Lost, and its pod has ended: {advice}"
     world.remove(CLAIMS, "data-x-1")
     world.settle()
     assert world.reason() == "Reconciled"
     assert world.images() == ["milvus:2"] * 2
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_a_claim_that_is_gone_under_a_pod_that_has_run_is_never_made_anew(unlabelled: bool) -> None:
+    """Somebody has removed the finalizer of a claim that was being deleted. Only the pod still has
+    the old volume: a new claim of that name would be another one."""
+    world = at_rest(milvus(replicas=2, **STORED))
+    before = world.uids()
+    if unlabelled:  # it is not listed, and only found by its name
+        world.patch(CLAIMS, "data-x-1", labels={mo.MILVUS_LABEL: None})
+        world.live(3)
+    hold(world, "data-x-1")
+    if unlabelled:
+        world.clock.advance(60)
+        world.live(3)
+        assert world.reason() == "ClaimTerminating"
+    world.patch(CLAIMS, "data-x-1", finalizers=None)
+    world.clock.advance(60)
+    world.live(40)
+    assert [*claims(world)] == ["data-x-0"]
+    assert world.reason() == "ClaimLost"
+    assert world.message().startswith(
+        "claim data-x-1 is gone, and only its pod still reaches the data: back it up"
+    )
+    assert len(world.requests("get", CLAIMS)) < 20, "ever more rarely"
+    world.change("x", image="milvus:2")
+    world.live(30)
+    assert world.uid("x-1") == before["x-1"], "nothing deletes it but its owner"
+    assert world.uid("x-0") != before["x-0"]
+    ready = world.condition("x", "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ClaimLost")
+    world.server.fail("x-1")
+    world.live(30)
+    assert world.uid("x-1") == before["x-1"]
+    assert world.reason(kind="Ready") == "ClaimLost"
+    assert "its pod has ended: if nobody needs that data, delete the pod" in world.message()
+    world.remove("pods", "x-1")
+    world.settle()
+    assert [*claims(world)] == ["data-x-0", "data-x-1"]
+    assert world.reason(kind="Ready") == "Ready"
+    assert world.reason() == "Reconciled"
+
+
+@pytest.mark.parametrize("what", ["image", "end"])
+def test_the_claim_is_looked_at_once_more_before_its_pod_is_deleted(what: str) -> None:
+    """It began to end after it had been listed."""
+    world = at_rest(milvus(**STORED))
+    before = world.uids()
+
+    def begin_to_end(_: object) -> None:
+        hold(world, "data-x-0")
+
+    world.server.when("list", "milvuses", begin_to_end, times=1)
+    if what == "image":
+        world.change("x", image="milvus:2")
+    else:
+        world.server.fail("x-0")
+    world.live(20)
+    assert world.uids() == before
+    assert world.names("delete", "pods") == []
+    assert world.reason() == "ClaimTerminating"
+
+
+def test_a_claim_that_a_new_pod_waits_for_is_named() -> None:
+    world = at_rest(milvus(**STORED))
+    hold(world, "data-x-0")
+    world.remove("pods", "x-0")
+    world.live(3)
+    assert world.pods() == []
+    waits = "claim data-x-0 is being deleted; a new pod waits until it is gone"
+    assert world.condition("x", "Ready")["message"].endswith(f"; x-0: {waits}")
+    assert world.reason() == "Reconciled"
+
+
+def test_a_claim_that_its_driver_cannot_grow_is_told_until_it_can() -> None:
+    world = bound(2)
+    grow(world)
+    world.settle()
+    said = "requested volume size is larger than the allowed limit"
+    status = {
+        "allocatedResourceStatuses": {"storage": "ControllerResizeInfeasible"},
+        "conditions": [{"type": "ControllerResizeError", "status": "True", "message": said}],
+    }
+    world.server.ask("patch", f"{CLAIMS}/status", "data-x-1", {"status": status})
+    world.settle()
+    assert world.reason() == "ControllerResizeInfeasible"
+    assert world.message() == f"claim data-x-1 cannot grow: {said}"
+    assert world.reason(kind="Ready") == "Ready", "no pod is touched"
+    status |= {"conditions": []}
+    world.server.ask("patch", f"{CLAIMS}/status", "data-x-1", {"status": status})
+    world.settle()
+    assert (
+        world.message() == "claim data-x-1 cannot grow: its driver says ControllerResizeInfeasible"
+    )
+    status |= {"allocatedResourceStatuses": {"storage": "NodeResizePending"}}
+    world.server.ask("patch", f"{CLAIMS}/status", "data-x-1", {"status": status})
+    world.settle()
+    assert world.reason() == "Reconciled"
+
+
+def test_an_event_says_that_claims_stay_when_their_pods_go() -> None:
+    world = at_rest(milvus(replicas=3, **STORED))
+    world.change("x", replicas=1)
+    world.settle()
+    note = "deleted pods x-1, x-2: spec.replicas is 1; their claims stay"
+    assert f"Deleted: {note}" in world.events()
+    assert len(claims(world)) == 3
 
 
 def test_a_milvus_without_storage_waits_for_no_claim() -> None:
@@ -222,8 +332,8 @@ def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else
     world.change("x", image="milvus:2")
     world.live(60)
     assert sizes(world) == "1Gi, 20Gi, 20Gi"
-    note = "expanded claims data-x-1, data-x-2: spec.storage.size is 20Gi"
-    assert f"Expanded: {note}" in world.events()
+    note = "expanding claims data-x-1, data-x-2: spec.storage.size is 20Gi"
+    assert f"Expanding: {note}" in world.events()
     assert world.images() == ["milvus:2"] * 3
     assert world.reason(kind="Stalled") == "Forbidden"
     assert world.warnings == [f"milvus test/x: {words}"]

@@ -95,6 +95,9 @@ class Faults:
 FAILURES = ApiException, urllib3.exceptions.HTTPError, OSError  # or the API server is down
 
 
+AT_ONCE = {"minReadySeconds": 0}  # so that a minute has many rolls
+
+
 class Users:
     """They create, scale, roll and delete Milvus resources at random. Pods of other owners have the
     names of some pods."""
@@ -110,7 +113,8 @@ class Users:
             kube.create_volume(f"{kube.ns}-{number}", storageClassName=kube.ns)
         kube.create("still", replicas=2)  # from now on no user touches these two
         kube.create("stored", replicas=2, storage=self.storage)
-        kube.create("rolled", replicas=3)  # and of this one they only change the image
+        # And of this one they only change the image.
+        kube.create("rolled", replicas=3, updateStrategy=AT_ONCE)
         others = ("still-0", "still-1", "stored-0", "stored-1")
         rest(new_operator(kube), kube, *others, *ROLLED)
         for name in self.taken.values():
@@ -127,6 +131,7 @@ class Users:
                 self.change_milvus(name, milvus)
             else:
                 spec: Obj = {"replicas": self.random.randint(0, 4), "image": self.image()}
+                spec["updateStrategy"] = AT_ONCE
                 if name == self.names[-1]:
                     spec["storage"] = self.storage
                 self.kube.create(name, **spec)
@@ -167,7 +172,7 @@ class Users:
                 self.delete(self.kube.pods, pods[name], gracePeriodSeconds=0)
         for name in self.names:
             if name not in self.present():
-                self.kube.create(name, image="milvus:1")
+                self.kube.create(name, image="milvus:1", updateStrategy=AT_ONCE)
             replicas = self.random.randint(3, 4)
             self.kube.change(name, replicas=replicas, image=f"milvus:last-{self.changes}")
         return True

@@ -34,7 +34,7 @@ REQUESTS = {
     "DELETE pods": (r'"preconditions": {[^}]*"uid": "\w', "without a UID"),
     "PATCH milvuses/status": (r'^{"metadata": {[^}]*"resourceVersion": "\w', "without a version"),
     "PATCH pods": (
-        r'^{"metadata": {("annotations": {"zilliz.com/template-hash": "unknown"}, )?"labels": {"zilliz.com/milvus": "[^"]+"}, "ownerReferences": \[[^]]*\], '
+        r'^{"metadata": {"ownerReferences": \[[^]]*\], '
         r'"resourceVersion": "\w+", "uid": "[^"]+"}}$',
         NO_PATCH,
     ),

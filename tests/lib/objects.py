@@ -5,6 +5,7 @@ pods("x-0, x-1 old, x-2 old starting").
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.lib.server import merge
 
 Obj = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"
+SECONDS = datetime.fromisoformat(NOW).timestamp()
 
 
 def by_kind(manifest: str) -> dict[str, Obj]:
@@ -58,7 +60,7 @@ def decided(
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    seen = mo.Observed(milvus, mine, stored, lacks_service)
+    seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS)
     return [*mo.decide(seen, read(milvus), refused)]
 
 
@@ -72,7 +74,7 @@ def new_status(
     """The status that is written; `problems` is by ordinal, and has lasted a while."""
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    seen = mo.Observed(milvus, mine, stored, lacks_service=False)
+    seen = mo.Observed(milvus, mine, stored, False, SECONDS)
     return mo.status_of(seen, read(milvus), problems, lasting, NOW)
 
 

@@ -56,9 +56,15 @@ class MemoryServer(Front):
             self.put("pods", new)
 
     def run_pods(self) -> None:
-        """Every pod that is Pending runs and is Ready."""
+        """Every pod that is Pending runs and is Ready, if its claims are there."""
         for pod in self.all_of("pods"):
-            if pod["status"]["phase"] == "Pending" and not mo.is_ending(pod):
+            sources = [
+                volume.get("persistentVolumeClaim") for volume in pod["spec"].get("volumes", [])
+            ]
+            claims = [source["claimName"] for source in sources if source]
+            keys = [("persistentvolumeclaims", mo.namespace_of(pod), claim) for claim in claims]
+            is_waiting = pod["status"]["phase"] == "Pending" and not mo.is_ending(pod)
+            if is_waiting and all(key in self.objects for key in keys):
                 self.set_pod(mo.name_of(pod), ready=True)
 
     def fail(self, name: str) -> None:

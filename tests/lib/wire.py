@@ -82,7 +82,7 @@ def connected(file: str, namespaces: list[str | None], workers: int) -> mo.Opera
         return mo.connect(file, first.context, 8).client
 
     api = mo.Api(first.client, reload, mo.Client.renew, timeout=10)
-    return mo.Operator(api, namespaces, 5, mo.start_pool(workers))
+    return mo.Operator(api, namespaces, 5, mo.start_pool(workers), mo.start_pool(1))
 
 
 class Api(Wire):

@@ -71,7 +71,8 @@ class World(logging.Handler):
 
     def __init__(self, *objects: Obj, **settings: Any) -> None:
         super().__init__()
-        defaults: Obj = {"namespaces": [NAMESPACE], "interval": 5, "pool": InOrder()}
+        defaults: Obj = {"namespaces": [NAMESPACE], "interval": 5}
+        defaults |= {"pool": InOrder(), "sender": InOrder()}
         self.settings = defaults | settings
         self.server = MemoryServer()
         self.clock = self.server.clock
@@ -92,6 +93,7 @@ class World(logging.Handler):
             timeout=30,
             dry_run=dry_run,
             clock=self.clock.now,
+            wall_clock=self.clock.now,
             stopping=Stopping(self.clock),  # type: ignore[arg-type]
         )
         return mo.Operator(api, **self.settings)
@@ -127,12 +129,12 @@ class World(logging.Handler):
     def run(self, seconds: float) -> list[float]:
         """Let the loop run for so long; returns when its passes began, from now."""
         start = self.clock.now()
-        before = len(self.names("list", "pods"))
+        before = len(self.requests("list", "milvuses"))
         stopping: Any = self.operator.api.stopping
         stopping.end = start + seconds
         self.operator.run()
         stopping.end = float("inf")
-        times = {one.time - start for one in self.requests("list", "pods")[before:]}
+        times = {one.time - start for one in self.requests("list", "milvuses")[before:]}
         return [round(time, 3) for time in sorted(times)]
 
     def hang(self, verb: str, resource: str, **fits: Any) -> Rule:
