@@ -228,6 +228,11 @@ def may_serve(pod: Obj) -> bool:
     return is_ready(pod) or (all_ready and not is_gated)
 
 
+def seconds_of(text: str) -> float:
+    """A time of a status, in seconds since 1970."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     """The part of the mapping that has these keys, without those that are null."""
     return {key: obj[key] for key in keys if obj.get(key) is not None}
@@ -1082,7 +1087,7 @@ def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
         if ordinal >= spec.replicas:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
-            is_waited_for = not is_ready(pod) or seconds_left(seen, spec, pod) > 0
+            is_waited_for = not is_ready(pod) or became_ready(pod, seen, spec)
         elif is_broken(pod):
             is_waited_for = ("replace", ordinal) not in refused
         else:
@@ -1092,23 +1097,12 @@ def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
     return False
 
 
-def seconds_left(seen: Observed, spec: Spec, pod: Obj) -> float:
-    """Until a Ready pod has been Ready for minReadySeconds; 0: it has, or nobody says since when. A
-    clock that goes wrong by more than that, of the operator or of a kubelet, counts as long ago:
-    it must not stop a roll for hours."""
+def became_ready(pod: Obj, seen: Observed, spec: Spec) -> bool:
+    """Whether a Ready pod has been so for less than minReadySeconds; not if nobody says since when.
+    What is further away than that, on either side, is a clock that goes wrong: it must not stop a
+    roll for hours."""
     since = condition_of(pod, "Ready").get("lastTransitionTime")
-    if not since:
-        return 0
-    age = seen.time - datetime.fromisoformat(since).timestamp()
-    return max(0, spec.min_ready - age) if abs(age) < spec.min_ready else 0
-
-
-def longest_wait(seen: Observed, spec: Spec) -> float:
-    """How many seconds a roll still waits for pods that became Ready a moment ago."""
-    if spec.updates_on_delete or not outdated_in(seen, spec):
-        return 0
-    new = [pod for pod in seen.mine.values() if is_ready(pod) and not is_outdated(pod, spec)]
-    return max((seconds_left(seen, spec, pod) for pod in new), default=0)
+    return since is not None and abs(seen.time - seconds_of(since)) < spec.min_ready
 
 
 def is_broken(pod: Obj) -> bool:
@@ -1124,8 +1118,10 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     # orphan, which that one adopts; and a pod of an earlier Milvus of this name, which the garbage
     # collector deletes.
     is_known = is_ours(milvus, pod) or is_orphan(milvus, pod)
-    is_namesake = is_reference_to_namesake(milvus, owner) and not owns(milvus, pod)
-    if is_ending(pod) or is_known or is_namesake:
+    kind = ("kind", "name")
+    is_of_our_group = owner.get("apiVersion", "").startswith(f"{GROUP}/")
+    is_namesake = is_of_our_group and pick(owner, kind) == pick(reference_to(milvus), kind)
+    if is_ending(pod) or is_known or (is_namesake and not owns(milvus, pod)):
         return Why(WAITING, f"pod {name} was created a moment ago, or is being deleted")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
@@ -1137,13 +1133,6 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
         f"orphan of this Milvus, give it the label {selector_of(milvus)}; if nobody needs it, "
         "delete it; or create the Milvus under another name",
     )
-
-
-def is_reference_to_namesake(milvus: Obj, owner: Obj) -> bool:
-    """Whether it names a Milvus of this name, and of our API group: the Milvus project's own
-    operator has a kind Milvus, too."""
-    group, _, _ = owner.get("apiVersion", "").partition("/")
-    return (group, owner.get("kind"), owner.get("name")) == (GROUP, KIND, name_of(milvus))
 
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
@@ -1193,8 +1182,8 @@ def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
             advice = "so it is not known whether that pod is up to date"
             cure = "find out what does, then delete the pod"
             return Why(TEMPLATE_UNKNOWN, f"{text}, {advice}; {cure}")
-    for _, claim in sorted(seen.claims.items()):
-        if why := why_it_cannot_grow(claim):
+    for ordinal, claim in sorted(seen.claims.items()):
+        if spec.storage and ordinal < spec.replicas and (why := why_it_cannot_grow(claim)):
             return why
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
@@ -1205,12 +1194,10 @@ def why_it_cannot_grow(claim: Obj) -> Why | None:
     """What a claim says if its driver can't give it the size that it requests."""
     states = claim["status"].get("allocatedResourceStatuses") or {}
     state = states.get("storage", "")
-    for type_ in ("ControllerResizeError", "NodeResizeError"):
-        if condition_of(claim, type_).get("status") == "True":
-            message = condition_of(claim, type_).get("message")
-            return Why(state or type_, f"claim {name_of(claim)} cannot grow: {message}")
-    if state.endswith(("Infeasible", "Failed")):
-        return Why(state, f"claim {name_of(claim)} cannot grow: its driver says {state}")
+    error = condition_of(claim, "ControllerResizeError") or condition_of(claim, "NodeResizeError")
+    if error.get("status") == "True" or state.endswith(("Infeasible", "Failed")):
+        words = error.get("message") or state
+        return Why(state or error["type"], f"claim {name_of(claim)} cannot grow: {words}")
     return None
 
 
@@ -1710,7 +1697,17 @@ class Api:
         token = ""
         limit = PAGE
         while True:
-            body = self.get_page(namespace, listing, limit, token, timeout)
+            # Without a resourceVersion, a list shows the effect of every write that has ended.
+            body = self.request(
+                "get",
+                listing.resource,
+                {"namespace": namespace},
+                timeout=timeout,
+                most=PAGE_BYTES + 1 if limit > 1 else None,
+                label_selector=listing.selector or None,
+                limit=limit,
+                _continue=token or None,
+            )
             if limit > 1 and len(body) > PAGE_BYTES:
                 limit = max(1, limit // 4)
                 continue
@@ -1732,22 +1729,6 @@ class Api:
                 return pages
             if 2 * len(body) <= PAGE_BYTES:  # else the next page might be too heavy again
                 limit = min(2 * limit, PAGE)
-
-    def get_page(
-        self, namespace: str | None, listing: Listing, limit: int, token: str, timeout: float
-    ) -> bytes:
-        """A page of at most `limit` objects; one that is too heavy is cut off. Without a
-        resourceVersion, it shows the effect of every write that has ended."""
-        return self.request(
-            "get",
-            listing.resource,
-            {"namespace": namespace},
-            timeout=timeout,
-            most=PAGE_BYTES + 1 if limit > 1 else None,
-            label_selector=listing.selector or None,
-            limit=limit,
-            _continue=token or None,
-        )
 
     def request(
         self,
@@ -1992,9 +1973,8 @@ class Visit:
         now = self.began
         actions = self.plan(self.retries.refused(now))
         self.retries.keep_only(self.keys(actions), now)
-
-        if not self.retries.tries_once and (wait := longest_wait(self.seen, self.spec)):
-            self.due = now + wait
+        if self.waits_for_time():
+            self.due = now + 1
 
         # 2. Do what does not back off, up to a failure that the others would meet, too.
         if not self.retries.waits(ANSWER, now):
@@ -2030,6 +2010,11 @@ class Visit:
             self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
         return [] if self.spec.invalid else list(decide(self.seen, self.spec, refused))
 
+    def waits_for_time(self) -> bool:
+        """Whether a roll may wait until pods have been Ready for long enough."""
+        is_rolling = not self.spec.updates_on_delete and bool(outdated_in(self.seen, self.spec))
+        return is_rolling and not self.retries.tries_once
+
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
@@ -2047,7 +2032,7 @@ class Visit:
                 # What is cut off keeps its place in the line.
                 self.due = min(self.last.due, now)
                 break
-            error = self.attempt(action.key, getattr(self, action.verb), action)
+            error = self.attempt(action)
             if not error or self.retries.tries_once:
                 continue
             if error.failure is Failure.LOST:
@@ -2055,36 +2040,27 @@ class Visit:
             if error.meets_all:
                 failing.add(action.verb)
 
-    def attempt(self, key: Key, task: Callable[..., Any], *arguments: Any) -> ApiError | None:
+    def attempt(self, action: Action) -> ApiError | None:
         """Try something, and remember what came of it: see the table above `Retry`."""
         try:
-            task(*arguments)
+            getattr(self, action.verb)(action)
         except ApiError as error:
-            self.remember(key, error)
+            now = self.api.clock()
+            self.due = min(self.due, now)  # for the actions that this has held up
+            if error.failure is Failure.LOST and not self.retries.tries_once:
+                self.retries.failed(ANSWER, now, error.why)
+            elif error.code:
+                self.retries.succeeded(ANSWER, now)
+            # A quota's admission says Conflict when it counts two pods at once: again in this run.
+            is_passing = self.retries.tries_once and error.status_reason == "Conflict"
+            if error.failure is not Failure.STALE and not is_passing:
+                is_refused = error.failure is Failure.REFUSED
+                self.retries.failed(action.key, now, error.why, is_refused)
             return error
         now = self.api.clock()
-        self.retries.succeeded(key, now)
-        if key != STATUS:
-            self.retries.succeeded(ANSWER, now)
+        self.retries.succeeded(action.key, now)
+        self.retries.succeeded(ANSWER, now)
         return None
-
-    def remember(self, key: Key, error: ApiError) -> None:
-        now = self.api.clock()
-        self.due = min(self.due, now)  # for the actions that this has held up
-        # A status is one request, and backs off on its own.
-        if key != STATUS and error.failure is Failure.LOST and not self.retries.tries_once:
-            self.retries.failed(ANSWER, now, error.why)
-        elif key != STATUS and error.code:
-            self.retries.succeeded(ANSWER, now)
-        is_stale = error.failure is Failure.STALE
-        # An older CRD has no status, so that this would be tried in each pass.
-        if key == STATUS and error.status_reason == "NotFound":
-            is_stale = False
-        # A quota's admission says Conflict when it counts two pods at once: try again in this run.
-        if self.retries.tries_once and error.status_reason == "Conflict":
-            is_stale = True
-        if not is_stale:
-            self.retries.failed(key, now, error.why, error.failure is Failure.REFUSED)
 
     def tell_news(self, status: Obj) -> str:
         """Say what is new in the Reconciled condition, even if the status cannot be written.
@@ -2100,31 +2076,38 @@ class Visit:
 
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
+        now = self.api.clock()
         if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
-            self.retries.succeeded(STATUS, self.api.clock())
+            self.retries.succeeded(STATUS, now)
             return True
-        if self.retries.waits(STATUS, self.api.clock()):
+        if self.retries.waits(STATUS, now):
             return False
-        had_failed = self.retries.has_failed(STATUS)
-        error = self.attempt(STATUS, self.api.write_status, self.milvus, status)
-        if error and error.failure is not Failure.STALE and not had_failed:
-            self.log(logging.WARNING, f"the status update failed: {error}")
-        if not error:  # a pass counts it; nothing is said of it, because step 3 is over
-            self.changes[Change("Updated", "status")].append(name_of(self.milvus))
-            self.tell_that_pods_wait(status)
-            if not self.retries.tries_once:  # see it listed: something else may have responded
-                self.due = min(self.due, self.api.clock())
-        return not error
+        if not self.retries.tries_once:  # to see it listed: something else may respond
+            self.due = min(self.due, now)
+        try:
+            self.api.write_status(self.milvus, status)
+        except ApiError as error:
+            self.due = min(self.due, now)
+            is_stale = error.failure is Failure.STALE
+            if not is_stale and not self.retries.has_failed(STATUS):
+                self.log(logging.WARNING, f"the status update failed: {error}")
+            # An older CRD has no status, so that this would be tried in each pass.
+            if not is_stale or error.status_reason == "NotFound":
+                self.retries.failed(STATUS, self.api.clock(), error.why)
+            return False
+        self.retries.succeeded(STATUS, now)
+        self.changes[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass
+        self.tell_that_pods_wait(status)
+        return True
 
     def tell_that_pods_wait(self, status: Obj) -> None:
         """With OnDelete, outdated pods begin to wait when a status says so for the first time."""
-        before = self.milvus.get("status", {})
-        waited = before.get("replicas", 0) > before.get("updatedReplicas", 0)
-        outdated = outdated_in(self.seen, self.spec)
-        if self.spec.updates_on_delete and outdated and not waited:
-            names = [pod_name(self.milvus, ordinal) for ordinal in outdated]
-            because = "they are outdated, and with OnDelete they stay until somebody deletes them"
-            self.say(WAITING, sentence("waiting for pod", names, because))
+        old = self.milvus.get("status", {})
+        waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
+        waiting = status["replicas"] - status["updatedReplicas"]
+        if self.spec.updates_on_delete and waiting and not waited:
+            text = "by updateStrategy, outdated pods stay until somebody deletes them"
+            self.say(WAITING, f"{text}: {waiting}")
 
     def say_changes(self) -> None:
         """A line in the log for each kind of change; and an event, but one for all that was

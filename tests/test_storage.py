@@ -252,9 +252,7 @@ def test_a_claim_that_its_driver_cannot_grow_is_told_until_it_can() -> None:
     status |= {"conditions": []}
     world.server.ask("patch", f"{CLAIMS}/status", "data-x-1", {"status": status})
     world.settle()
-    assert (
-        world.message() == "claim data-x-1 cannot grow: its driver says ControllerResizeInfeasible"
-    )
+    assert world.message() == "claim data-x-1 cannot grow: ControllerResizeInfeasible"
     status |= {"allocatedResourceStatuses": {"storage": "NodeResizePending"}}
     world.server.ask("patch", f"{CLAIMS}/status", "data-x-1", {"status": status})
     world.settle()
