@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shlex
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -60,7 +61,7 @@ def test_every_option_reads_its_environment_variable(monkeypatch: pytest.MonkeyP
     [
         ("", None, "namespace test"),  # of the kubeconfig's context
         ("-n b -n a -n b", None, "namespace b, namespace a"),
-        ("-nb, -n\ta,b", None, "namespace b, namespace a"),
+        ('-n "b, a" -n b', None, "namespace b, namespace a"),
         ("", "a,b", "namespace a, namespace b"),
         ("", "a, b", "namespace a, namespace b"),
         ("", "", "all namespaces"),  # as OLM sets it
@@ -72,7 +73,7 @@ def test_it_manages_the_namespaces_that_it_is_given(
 ) -> None:
     env = {} if variable is None else {"MILVUS_OPERATOR_NAMESPACE": variable}
     file = write_kubeconfig(tmp_path / "config", NOWHERE)
-    process = Command("--once", "--kubeconfig", file, *arguments.split(), env=env)
+    process = Command("--once", "--kubeconfig", file, *shlex.split(arguments), env=env)
     fails(process, 1, f"requests to {NOWHERE} fail: ")
     start = f"milvus-polling-operator {mo.__version__}: {managed}, every 5 s, server {NOWHERE}\n"
     assert start in process.log

@@ -176,7 +176,7 @@ def test_the_commands_that_install_and_those_that_remove_ask_first(
 # The chapters whose commands are run: by the tests above, by tests/test_restores.py (Back up), and by
 # the test below. Of these, no test runs the commands about images, nor `kubectl logs`.
 RUN = ["Try it on your cluster", "Run it in a cluster", "One namespace", "Permissions", "Back up"]
-RUN += ["Storage", "Choose the hour of an update", "Restart a Milvus"]
+RUN += ["Storage", "Choose the hour of an update", "Restart a Milvus", "Troubleshooting"]
 # Other blocks of commands, by how they begin: why no test runs them.
 NOT_RUN = {
     "make demo": "CI runs it, and `make test` is these tests",
@@ -234,3 +234,23 @@ def test_from_python(kube: Kube, command: Start) -> None:
     environment = {"KUBECONFIG": config, "PYTHONPATH": str(TOP)}
     _, code = blocks("python", README)
     assert python("-c", code, **environment) == "2 ['from-python-0', 'from-python-1']\n"
+
+
+def test_a_volume_is_rescued_whose_claim_was_deleted_by_mistake(
+    kube: Kube, command: Start, tmp_path: Path
+) -> None:
+    run = scripts(kube, tmp_path)
+    _, retain, again = blocks("sh", chapter("Troubleshooting"))
+    kube.create_storage_class(kube.ns)
+    kube.create_volume(kube.ns, storageClassName=kube.ns, persistentVolumeReclaimPolicy="Delete")
+    kube.create("vectors", storage={"size": "1Gi", "storageClassName": kube.ns})
+    command("--interval=0.3")
+    bound = "kubectl wait --for=jsonpath='{.status.phase}'=Bound pvc/data-vectors-0 --timeout=60s"
+    ready = "kubectl wait --for=condition=Ready milvus/vectors --timeout=60s"
+    run(f"{ready} && {bound} && kubectl delete pvc data-vectors-0 --wait=false")
+    eventually(lambda: kube.condition("Reconciled", "vectors")["reason"] == "ClaimTerminating")
+    run(f"{retain}\n{again}")
+    run(f"{ready} && {bound}")
+    shown = ("get", "pvc", "data-vectors-0", "-o", "jsonpath={.spec.volumeName}")
+    assert kube.kubectl(*shown) == kube.ns, "the old volume"
+    assert kube.condition("Reconciled", "vectors")["status"] == "True"
