@@ -16,7 +16,7 @@ import milvus_operator as mo
 from local.controlplane import ControlPlane
 from tests.lib.chaos import Faults, Users
 from tests.lib.judge import Judge
-from tests.lib.kit import Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namespace, new_wire
 from tests.lib.objects import pods
 from tests.lib.wire import Handler, Wire
 
@@ -202,3 +202,56 @@ def test_the_judge_reports_harm_and_nothing_else(request_: str) -> None:
     judge.hear(verb, f"/api/v1/namespaces/ns/{path}", body.encode())
     assert REQUESTS[request_] in "".join(judge.harm)
     assert bool(judge.harm) == bool(REQUESTS[request_])
+
+
+FEW_SEATS = """
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: few}
+spec:
+  type: Limited
+  limited:
+    nominalConcurrencyShares: 1
+    lendablePercent: 0
+    borrowingLimitPercent: 0
+    limitResponse: {type: Queue, queuing: {queues: 1, handSize: 1, queueLengthLimit: 3}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: few}
+spec:
+  matchingPrecedence: 1
+  priorityLevelConfiguration: {name: few}
+  rules:
+    - subjects: [{kind: Group, group: {name: "system:serviceaccounts"}}]
+      resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]
+"""
+
+
+@pytest.mark.cluster
+def test_a_burst_that_the_server_throttles_ends_and_nothing_has_failed_that_had_to_wait(
+    tmp_path: Path,
+) -> None:
+    """By priority and fairness: with one seat and a short queue, it says 429 to many requests."""
+    with ExitStack() as stack:
+        fair = ("--enable-priority-and-fairness=true", "--max-requests-inflight=40")
+        plane = stack.enter_context(ControlPlane(*fair))
+        kube = stack.enter_context(new_namespace(plane))
+        manifest = (TOP / "samples/one-namespace/operator.yaml").read_text()
+        text = manifest.replace("namespace: milvus", f"namespace: {kube.ns}")
+        kube.kubectl("apply", "-f", "-", stdin=text + FEW_SEATS.replace("\n", "\n---\n", 1))
+        token = kube.kubectl("create", "token", mo.MANAGER).strip()
+        config = kubeconfig(tmp_path / "config", plane, token=token)
+        for number in range(40):
+            kube.create(f"m{number}", replicas=3)
+        log = stack.enter_context((tmp_path / "log").open("w"))
+        process = Command("-n", kube.ns, "-v", env={"KUBECONFIG": config}, stderr=log)
+        stack.callback(process.kill)
+        wait = ("wait", "milvus", "--all", "--for=condition=Ready", "--timeout=120s")
+        eventually(lambda: len(kube.names()) == 120, 120)
+        kube.kubectl(*wait)
+        counts = kube.request("GET", "/metrics", {}, "").data.decode()
+        rejected = re.findall(r'^apiserver_flowcontrol_rejected.*="few".* (\d+)$', counts, re.M)
+        assert sum(map(int, rejected)) > 10, "it was throttled"
+        said = (tmp_path / "log").read_text()
+        assert not re.search("WARNING|ERROR", said)

@@ -1,5 +1,7 @@
 """`--once` and `--dry-run`: everything that can be done now, or only what would be done."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import pytest
@@ -100,6 +102,13 @@ def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
     assert world.names("create", "pods") == [f"x-{number}" for number in range(9)]
     assert world.pods() == ["x-8"]
     assert world.message() == "no"
+
+
+def test_once_waits_for_its_events() -> None:
+    world = World(milvus(), sender=ThreadPoolExecutor(1))
+    world.server.when("create", "events", lambda _: time.sleep(0.2))
+    assert world.operator.run_once()
+    assert world.events() == ["Created: created pod x-0; created service x"]
 
 
 def test_once_goes_on_after_a_write_without_an_answer() -> None:

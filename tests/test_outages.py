@@ -1,6 +1,7 @@
 """Outages: one line when each begins, one when it ends, and never a stop."""
 
 import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ from kubernetes.config import ConfigException
 
 import milvus_operator as mo
 from tests.lib.kit import eventually
+from tests.lib.wire import Api
 from tests.lib.world import World, at_rest, metric, milvus
 
 NO_LIST = 'pods is forbidden: User "x" cannot list resource "pods" in API group ""'
@@ -183,3 +185,20 @@ def test_when_a_token_cannot_be_renewed_the_configuration_is_loaded_anew() -> No
     world.passes()
     assert api.client is loaded
     assert world.pods() == ["x-0"]
+
+
+def test_idle_connections_are_kept_alive(api: Api) -> None:
+    """Load balancers drop those that are silent for some minutes, and tell nobody."""
+    operator = api.operator(api.kubeconfig())
+    operator.run_pass()
+    port = f"{api.server_port:04X}"
+    timers = list[str]()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, state, _, timer, *_ = line.split()
+        if remote.endswith(f":{port}") and state == "01":  # established
+            timers.append(timer)
+    assert timers
+    for timer in timers:
+        kind, jiffies = timer.split(":")
+        assert kind == "02", "the timer of keep-alive"
+        assert int(jiffies, 16) <= 30 * 100
