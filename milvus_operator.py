@@ -6,8 +6,9 @@ each Milvus that has changed, or for which work is left. A visit decides what to
 over plain dicts), does it, says what was done, and writes the status. The pass waits for all of its
 visits, reports, and sleeps. The next pass sees the effect of its writes.
 
-Names are fixed, every delete carries a UID, and every decision starts from fresh lists. So a write
-that is lost or repeated does no harm, and everything that is kept in memory may be lost.
+Names are fixed, every delete carries a UID, and what cannot be undone is looked at once more before
+it is done. So a write that is lost or repeated does no harm, and everything that is kept in memory
+may be lost.
 
 In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
 both as dicts. Start reading at `decide`, then `Visit.reconcile` and `Operator.run_pass`.
@@ -28,6 +29,7 @@ if __name__ == "__main__":
     for _signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_signum, lambda *_: os._exit(_code))
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -44,13 +46,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
 from posixpath import normpath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -194,6 +197,13 @@ def conditions_of(obj: Obj) -> list[Obj]:
 def condition_of(obj: Obj, type_: str) -> Obj:
     """The condition of this type in its status, or an empty mapping."""
     return next((item for item in conditions_of(obj) if item["type"] == type_), {})
+
+
+def has_begun(pod: Obj) -> bool:
+    """Whether any of its containers has run, so that its volumes are mounted."""
+    first = pod["status"].get(INIT_CONTAINERS) or []
+    states = [one.get("state") or {} for one in first]
+    return phase_of(pod) != "Pending" or any({"running", "terminated"} & {*one} for one in states)
 
 
 def is_ending(obj: Obj) -> bool:
@@ -343,7 +353,7 @@ def new_container(image: str) -> Obj:
         "name": CONTAINER,
         "image": image,
         "args": ["milvus", "run", "standalone"],
-        "env": [{"name": "DEPLOY_MODE", "value": "STANDALONE"}],  # 2.6 reads this nowhere else
+        "env": [{"name": "DEPLOY_MODE", "value": "STANDALONE"}],  # 2.6 reads it from nowhere else
         "ports": [{"name": name, "containerPort": number} for name, number in PORTS.items()],
         "startupProbe": healthz | {"periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": healthz,  # every 10 seconds; the third failure counts
@@ -612,9 +622,6 @@ def identity(list_name: str, item: Obj) -> str:
 
 # More YAML events than any real configuration has; a setting takes two. So no text takes long.
 MAX_EVENTS = 5000
-# What PyYAML reads, and Milvus's parser (yaml.v2) does not: then Milvus drops all of its files. So
-# does a tag that does not fit, and a question mark in `{a: b?}`.
-UNREADABLE = re.compile(r"\\/|(?!\A)\ufeff")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
 TEXT = "tag:yaml.org,2002:str"
 # What YAML takes for a number or a truth value, but is the same text if it is quoted.
@@ -624,7 +631,7 @@ FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"
 
 TRUE = ("true", "t", "1", "yes", "y", "on")  # in a file; in a variable, only the first three
 # The parts of the data. Of each: the setting that decides where it is; and for each value by which
-# it is in a folder of the pod, the setting of that folder. By any other value, it is elsewhere.
+# it is in a folder of the pod, the setting of that folder. With any other value, it is elsewhere.
 PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "vectors": ("common.storageType", {"local": "localStorage.path"}),
     "etcd": ("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
@@ -698,24 +705,29 @@ def tree_of(text: str) -> Any:
     """The YAML node of a text; None: it is empty. Raises Invalid."""
     try:
         for number, event in enumerate(yaml.parse(text, YAML_LOADER)):
-            mark = event.start_mark
             if number == MAX_EVENTS:
-                raise invalid_at(mark, "it has too many settings")
-            odd = isinstance(event, yaml.AliasEvent)
-            if odd or getattr(event, "tag", None) or getattr(event, "version", None):
-                advice = "aliases, tags and directives are not allowed: write plain values instead"
-                raise invalid_at(mark, advice)
-            if isinstance(event, yaml.ScalarEvent) and not event.style and "?" in event.value:
-                raise invalid_at(mark, "a key or value with a question mark must be in quotes")
-        tree = yaml.compose(text, YAML_LOADER)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also for odd characters
+                raise invalid_at(event.start_mark, "it has too many settings")
+            if advice := why_unreadable(event, text):
+                raise invalid_at(event.start_mark, advice)
+        return yaml.compose(text, YAML_LOADER)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise invalid_at(mark, "it is not valid YAML, or more than one document") from None
-    if found := UNREADABLE.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        text = "Milvus cannot read the escape \\/, nor a byte order mark inside the text"
-        raise Invalid(f"spec.milvusSpec, line {line}: {text}")
-    return tree
+        raise invalid_at(mark, "it is not one valid YAML document") from None
+
+
+def why_unreadable(event: Any, text: str) -> str:
+    """What is wrong with an event that PyYAML reads, and Milvus (yaml.v2) may not: then it would
+    drop all of its files. Aliases it reads, but they can take gigabytes."""
+    written = text[event.start_mark.index : event.end_mark.index]
+    is_alias = isinstance(event, yaml.AliasEvent)
+    if is_alias or getattr(event, "tag", None) or getattr(event, "version", None):
+        return "aliases, tags and directives are not allowed: write plain values instead"
+    if isinstance(event, yaml.ScalarEvent):
+        if event.style == '"' and "\\/" in written:
+            return "Milvus cannot read the escape \\/: write / instead"
+        if not event.style and re.search("[?\ufeff]", event.value):  # such as in {a: b?}
+            return "a question mark, or a byte order mark, must be in quotes"
+    return ""
 
 
 def settings_of(tree: Any) -> dict[str, Scalars]:
@@ -899,6 +911,8 @@ class Observed:
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
     time: float  # when the pods were listed, in seconds since 1970
+    # When this process first saw a pod Ready, by its UID, in the same seconds.
+    ready_at: Mapping[str, float] = field(default_factory=dict)
     maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
 
     @cached_property
@@ -942,23 +956,31 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) not in (None, spec.template_hash)
 
 
+BLOCKING = ("Terminating", "Lost", "gone")  # claims: see `blocked_by_claims`
+
+
+def state_of_claim(claim: Obj) -> str:
+    return "Terminating" if is_ending(claim) else phase_of(claim)
+
+
 def blocked_by_claims(seen: Observed, spec: Spec) -> dict[int, Why]:
     """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod that
     is there is the last to reach that data, so it is left alone. If there is none, none is created
-    until the claim is gone, too. Without storage, claims are not ours."""
+    until the claim is gone, too. Without storage, claims are not ours. That a claim is gone cannot
+    be seen here, as it may only lack our label: see `Visit.require_claim`."""
     if not spec.storage:
         return {}
     found = {}
     for ordinal in sorted(seen.claims.keys() & range(spec.replicas)):
         claim = seen.claims[ordinal]
-        state = "Terminating" if is_ending(claim) else phase_of(claim)
-        if state in ("Terminating", "Lost"):
+        state = state_of_claim(claim)
+        if state in BLOCKING:
             found[ordinal] = why_claim_blocks(name_of(claim), state, seen.mine.get(ordinal))
     return found
 
 
 def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
-    """What is wrong with a claim that is Terminating, Lost or gone, and whose pod this is."""
+    """What is wrong with a claim that is Terminating, Lost or gone; the pod is its own."""
     reason = CLAIM_TERMINATING if state == "Terminating" else CLAIM_LOST
     if pod and not is_over(pod):
         text = f"claim {name} is {state}, and only its pod still reaches the data"
@@ -966,7 +988,7 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     elif state == "Terminating" and (not pod or is_ending(pod)):
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
     else:
-        text = f"claim {name} is {state}, and its pod has ended"
+        text = f"claim {name} is {state}, and no pod is running with it"
         rest = "claim" if state == "Lost" else "pod"
         advice = f"if nobody needs that data, delete the {rest}: a new pod gets a new, empty volume"
     return Why(reason, f"{text}: {advice}")
@@ -1016,9 +1038,11 @@ def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
-            # One that has run has a claim, and data in it: perhaps the claim only lacks our label.
-            verb = "claim" if phase_of(pod) == "Pending" else "verify"
-            yield Action(verb, ordinal, by_name(milvus, claim_name(milvus, ordinal)))
+            # One that has begun had a claim, with data in it: perhaps that only lacks our label.
+            if has_begun(pod):
+                yield Action("verify", ordinal, pod)
+            else:
+                yield Action("claim", ordinal, by_name(milvus, claim_name(milvus, ordinal)))
 
 
 def by_name(milvus: Obj, name: str) -> Obj:
@@ -1037,7 +1061,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
-#   up to date and Ready                   no                while it is so for less than
+#   up to date and Ready                   no                until it has been so for
 #                                                            minReadySeconds
 #   up to date and not Ready               no                yes
 #   outdated and Ready                     in its turn       no
@@ -1047,7 +1071,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim is being deleted is not replaced: see `blocked_by_claims`. And while a
+# A desired pod whose claim will not stay is not replaced: see `blocked_by_claims`. And while a
 # delete may still take effect, no other pod that is Ready is replaced.
 def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
@@ -1062,13 +1086,13 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
     for ordinal, action in actions.items():
         if is_broken(mine[ordinal]):
             yield action
-    if not is_any_unavailable(seen, spec, refused):
-        in_turn = []
-        for ordinal, action in actions.items():
-            may_other_end = bool(seen.maybe_deleted - {ordinal})
-            if is_ready(mine[ordinal]) and action.key not in refused and not may_other_end:
-                in_turn.append(action)
-        yield from in_turn[-1:]
+    if is_any_unavailable(seen, spec, refused):
+        return
+    for ordinal, action in reversed(actions.items()):
+        may_another_end = bool(seen.maybe_deleted - {ordinal})
+        if is_ready(mine[ordinal]) and action.key not in refused and not may_another_end:
+            yield action
+            return
 
 
 def outdated_in(seen: Observed, spec: Spec) -> list[int]:
@@ -1087,7 +1111,7 @@ def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
         if ordinal >= spec.replicas:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
-            is_waited_for = not is_ready(pod) or became_ready(pod, seen, spec)
+            is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen, spec)
         elif is_broken(pod):
             is_waited_for = ("replace", ordinal) not in refused
         else:
@@ -1097,12 +1121,16 @@ def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
     return False
 
 
-def became_ready(pod: Obj, seen: Observed, spec: Spec) -> bool:
-    """Whether a Ready pod has been so for less than minReadySeconds; not if nobody says since when.
-    What is further away than that, on either side, is a clock that goes wrong: it must not stop a
-    roll for hours."""
+def is_too_fresh(pod: Obj, seen: Observed, spec: Spec) -> bool:
+    """Whether a Ready pod has been so for less than minReadySeconds, by its kubelet's clock or by
+    ours; not if nobody says since when. What is further away, on either side, is a clock that goes
+    wrong by hours, which must not stop a roll."""
     since = condition_of(pod, "Ready").get("lastTransitionTime")
-    return since is not None and abs(seen.time - seconds_of(since)) < spec.min_ready
+    if not since:
+        return False
+    by_kubelet = abs(seen.time - seconds_of(since))
+    by_us = seen.time - seen.ready_at.get(uid_of(pod), seen.time)
+    return min(by_kubelet, by_us) < spec.min_ready
 
 
 def is_broken(pod: Obj) -> bool:
@@ -1304,9 +1332,11 @@ ANSWER: Key = ("answer", None)
 #   LOST: there was no answer,   the problem, also that    the same, after all others; a roll waits,
 #   or "later"                   of ANSWER; a delete, by   because a lost delete may take effect for
 #                                the pod's UID             a minute, even after a change of the spec
-#   OBJECTED: its dry run was    the problem               it again, after 1 s, 2 s …; a roll waits,
-#   refused                                                as another pod would be refused, too
-#   STALE: the lists were old    nothing                   what is to do by new lists
+#   OBJECTED: its dry run was    the problem               it again, after 1 s, 2 s …; a roll
+#   refused                                                waits, as another would be refused, too
+#   STALE: the lists were old    nothing; but an answer    what is to do by new lists; after an
+#                                such as Conflict          answer, in 1 s, 2 s …: a webhook may say
+#                                                          so for ever
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
 # minutes; and when the spec changes, which may be the cure, everything but lost deletes and when a
@@ -1456,8 +1486,7 @@ class ApiError(Exception):
     def meets_all(self) -> bool:
         """Whether the same request for another pod of the Milvus would fail, too. Invalid
         does not count, because it may be about this one pod."""
-        is_lost = self.failure is Failure.LOST
-        return is_lost or self.code >= 500 or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
+        return self.code >= 500 or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
 
 
 QUOTA = re.compile(r'\S+ "[^"]*" is forbidden: exceeded quota: ')
@@ -1757,13 +1786,15 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise no_answer(f"{type(error).__name__}: {error}") from None
         finally:
-            self.progressed = self.clock()
+            if resource is not self.events:  # they are sent beside the loop
+                self.progressed = self.clock()
 
-    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> None:
-        """Send a write. Something else than an API server may respond with 200, too."""
-        # Only decisions are bound by the deadline: a status or an event harms nobody if the lists
-        # are old. This also counts between two requests of one action.
-        is_decision = resource in (self.pods, self.claims, self.services)
+    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
+        """Send a write; returns the object of the response. Something else than an API server may
+        respond with 200, too."""
+        # Also between two requests of one action. A status or an event harms nobody if the lists
+        # are old; and a delete has preconditions, or follows a fresh look.
+        is_decision = verb != "delete" and resource in (self.pods, self.claims, self.services)
         if self.stopping.is_set() or (is_decision and not self.may_act()):
             raise stale("there is no time left in this pass")
         if self.dry_run:
@@ -1772,6 +1803,7 @@ class Api:
         kind = answer.get("kind") if isinstance(answer, dict) else None
         if kind not in (resource.kind, "Status"):  # after a delete, it may be either
             raise no_answer(NOT_KUBERNETES)
+        return dict(answer)
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
@@ -1785,25 +1817,19 @@ class Api:
     def create(self, resource: Resource, obj: Obj, **options: Any) -> None:
         """Create an object. The server rejects a misspelled field instead of dropping it."""
         strict = [("fieldValidation", "Strict")]
-        try:
-            self.write(
-                "create", resource, obj["metadata"], body=obj, query_params=strict, **options
-            )
-        except ApiError as error:
-            # An admission webhook may say Conflict or NotFound, too, and for ever.
-            if error.status_reason in ("Conflict", "NotFound"):
-                error.failure = Failure.REFUSED
-            raise
+        self.write("create", resource, obj["metadata"], body=obj, query_params=strict, **options)
 
-    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
+    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> Obj:
         """Change an object, unless somebody else has changed it since it was listed."""
         metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
         body = change | {"metadata": metadata}
-        self.write("patch", resource, obj["metadata"], body=body, **options)
+        return self.write("patch", resource, obj["metadata"], body=body, **options)
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
-        self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
+        answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
+        if not status.items() <= answer.get("status", {}).items():
+            raise no_answer("the API server has not kept the status; is the CRD an older one?")
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run whether the API server accepts such a pod. That its name is taken
@@ -1814,7 +1840,7 @@ class Api:
         except ApiError as error:
             if error.status_reason == "AlreadyExists" or error.why.reason == QUOTA_EXCEEDED:
                 return
-            if error.failure is Failure.REFUSED:
+            if error.code and error.failure is not Failure.LOST:
                 error.failure = Failure.OBJECTED  # it is not the delete that was refused
                 error.why = Why(error.why.reason, f"in a dry run: {error.why.message}")
             raise
@@ -1840,11 +1866,10 @@ class Api:
         return self.unanswered.keys()
 
     def send(self, event: Obj) -> None:
-        """Send an event as of now, from this host; in a cluster, that is the operator's pod.
-        Nothing depends on it."""
-        here = {"reportingInstance": socket.gethostname(), "eventTime": timestamp("microseconds")}
+        """Send an event from this host; in a cluster, that is the operator's pod. Nothing depends
+        on it."""
         try:
-            self.create(self.events, event | here)
+            self.create(self.events, event | {"reportingInstance": socket.gethostname()})
         except ApiError as error:
             log.debug("an event of milvus %s was not sent: %s", event["regarding"]["name"], error)
 
@@ -1869,8 +1894,9 @@ def timestamp(precision: str = "seconds") -> str:
 # Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
 # passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
 # needs. What came of it is returned as an Outcome, which the loop keeps, with the same Retries each
-# time. All that threads share is the Api: there, a request notes when it has ended, and a delete if
-# it got no answer. So there are no locks.
+# time. Events are sent by a thread of their own, which outlives passes. All that threads share is
+# the Api: there, a request notes when it has ended, and a delete if it got no answer. So there are
+# no locks.
 
 
 class Change(NamedTuple):
@@ -1900,6 +1926,7 @@ class Outcome(NamedTuple):
     # When a visit is due though nothing changes. If that is past, it has been waiting since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
+    ready_at: Mapping[str, float] = MappingProxyType({})  # see `Observed`
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -1942,7 +1969,8 @@ class Visit:
     @property
     def turn(self) -> float:
         """When it came, for the order of visits: who waits longest goes first. But a database that
-        was lost does not wait for a thousand new ones, nor those for what has failed before."""
+        was lost does not wait for a thousand new ones, and new ones do not wait for those that
+        have failed."""
         handicap = 0
         if not self.last.versions:  # it was never visited
             handicap = HANDICAP
@@ -1971,6 +1999,7 @@ class Visit:
         # 1. Decide what to do, and forget what is no longer to do. Steps 1 and 2 use the same
         #    `now`: if a back-off ended in between, what `roll` has decided would no longer hold.
         now = self.began
+        self.seen = dataclasses.replace(self.seen, ready_at=self.ready_at())
         actions = self.plan(self.retries.refused(now))
         self.retries.keep_only(self.keys(actions), now)
         if self.waits_for_time():
@@ -2010,10 +2039,18 @@ class Visit:
             self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
         return [] if self.spec.invalid else list(decide(self.seen, self.spec, refused))
 
+    def ready_at(self) -> dict[str, float]:
+        """When this process first saw each pod Ready. Of what its first visit sees, it is long ago:
+        else a restart of the operator would hold up each roll."""
+        first = self.seen.time if self.last.versions else 0
+        ready = [uid_of(pod) for pod in self.seen.mine.values() if is_ready(pod)]
+        return {uid: self.last.ready_at.get(uid, first) for uid in ready}
+
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready for long enough."""
-        is_rolling = not self.spec.updates_on_delete and bool(outdated_in(self.seen, self.spec))
-        return is_rolling and not self.retries.tries_once
+        if self.spec.invalid or self.spec.updates_on_delete or self.retries.tries_once:
+            return False
+        return bool(outdated_in(self.seen, self.spec))
 
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
@@ -2051,9 +2088,11 @@ class Visit:
                 self.retries.failed(ANSWER, now, error.why)
             elif error.code:
                 self.retries.succeeded(ANSWER, now)
-            # A quota's admission says Conflict when it counts two pods at once: again in this run.
-            is_passing = self.retries.tries_once and error.status_reason == "Conflict"
-            if error.failure is not Failure.STALE and not is_passing:
+            # With --once, conflicts are tried again in the same run: a quota's admission says so
+            # when it counts two pods at once.
+            is_stale = error.failure is Failure.STALE
+            is_once = self.retries.tries_once and not self.api.dry_run
+            if not is_stale or (error.code and not is_once):
                 is_refused = error.failure is Failure.REFUSED
                 self.retries.failed(action.key, now, error.why, is_refused)
             return error
@@ -2121,13 +2160,17 @@ class Visit:
             else:
                 self.say(change.reason, note)
         if created:
-            self.events.append(new_event(self.milvus, CREATED, "; ".join(created), False))
+            self.add_event(CREATED, "; ".join(created))
 
     def say(self, reason: str, note: str, is_warning: bool = False) -> None:
         """Say something in the log, and by an event."""
-        self.events.append(new_event(self.milvus, reason, note, is_warning))
+        self.add_event(reason, note, is_warning)
         level = logging.WARNING if is_warning else logging.INFO
         self.log(level, f"{note}{self.api.dry_run_note}")
+
+    def add_event(self, reason: str, note: str, is_warning: bool = False) -> None:
+        event = new_event(self.milvus, reason, note, is_warning)
+        self.events.append(event | {"eventTime": timestamp("microseconds")})
 
     def log(self, level: int, text: str) -> None:
         about = pick(self.milvus["metadata"], ("namespace", "name"))
@@ -2141,6 +2184,7 @@ class Visit:
             owes_status=owes_status,
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
+            ready_at=self.seen.ready_at,
             changes=[change.words for change, names in self.changes.items() for _name in names],
             events=self.events,
         )
@@ -2217,14 +2261,14 @@ class Visit:
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
             pods = self.api.list_now(self.milvus)
-            now = replace(self.seen, named=pods, time=self.api.wall_clock())
+            now = dataclasses.replace(self.seen, named=pods, time=self.api.wall_clock())
             if is_any_unavailable(now, self.spec, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.delete(action)
 
     def verify(self, action: Action) -> None:
         """Look whether a pod that has run still has its claim."""
-        self.require_claim(action.ordinal, self.seen.mine[action.ordinal])
+        self.require_claim(action.ordinal, action.obj)
 
     def require_claim(self, ordinal: int, pod: Obj) -> None:
         """Raise an error if the claim of a pod is not there, or will not stay: then only this pod
@@ -2233,9 +2277,10 @@ class Visit:
             return
         name = claim_name(self.milvus, ordinal)
         claim = self.api.find(self.api.claims, by_name(self.milvus, name))
-        if not claim or is_ending(claim):
-            state = "Terminating" if claim else "gone"
-            raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED, code=404)
+        state = state_of_claim(claim) if claim else "gone"
+        if state in BLOCKING:
+            # The code says that the API server has answered.
+            raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED, code=200)
 
 
 def unexpected(error: Exception) -> str:
@@ -2248,7 +2293,7 @@ def unexpected(error: Exception) -> str:
 # ---------- The loop: list, visit, wait ----------
 
 # In seconds.
-ACTING = 10  # a pass begins no action later than this after the last of its lists has arrived
+ACTING = 4  # a pass begins no action later than this after the last of its lists has arrived
 SHORTEST_PAUSE = 0.1  # from the start of a pass to the start of the next
 LAST_EVENTS = 5  # --once waits this long for events that have not been sent
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
@@ -2342,6 +2387,8 @@ class Operator:
         for event in events:
             if len(self.sending) < MOST_EVENTS:
                 self.sending.append(self.sender.submit(self.api.send, event))
+            else:
+                log.debug("an event of milvus %s was not sent: too many wait", event["regarding"])
 
     def list_everything(self, outages: dict[str, str]) -> list[Visit]:
         """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
@@ -2417,8 +2464,9 @@ class Operator:
             return Outcome(Retries(self.tries_once), due=now)
         if visit.milvus["metadata"]["generation"] == milvus["metadata"]["generation"]:
             return visit.outcome
-        retries = visit.outcome.retries.for_another_spec()
-        return Outcome(retries, due=now, versions=visit.outcome.versions)
+        old = visit.outcome
+        kept = old._replace(retries=old.retries.for_another_spec(), state=PROGRESSING, told="")
+        return kept._replace(due=min(old.due, now))
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that

@@ -172,7 +172,10 @@ def test_pods_in_another_namespace_are_not_ours() -> None:
         (milvus("3"), "spec.replicas must"),
         (milvus(1, pod=7), "spec.pod must be a mapping"),
         (milvus(1, pod={"spec": 5}), "spec.pod.spec must be a mapping"),
-        (milvus(milvusSpec="a: [b"), "spec.milvusSpec, line 2: it is not valid YAML"),  # its end
+        (
+            milvus(milvusSpec="a: [b"),
+            "spec.milvusSpec, line 2: it is not one valid YAML document",
+        ),  # its end
     ],
 )
 def test_a_spec_that_cannot_be_used_says_why(broken: Obj, message: str) -> None:

@@ -9,7 +9,7 @@ import milvus_operator as mo
 from local.controlplane import free_ports
 from tests.lib.front import Request
 from tests.lib.kit import Kube, Start, eventually, http_get
-from tests.lib.world import World, at_rest, metric, milvus
+from tests.lib.world import Later, World, at_rest, metric, milvus
 
 
 def serve(world: World) -> int:
@@ -41,6 +41,16 @@ def test_a_stuck_loop_causes_a_restart_but_no_outage(interval: float) -> None:
     world.server.fault("list", "pods", "unreachable")
     world.operator.run_pass()
     assert codes() == "200 200"
+
+
+def test_events_do_not_hide_a_stuck_loop() -> None:
+    later = Later()
+    world = World(milvus(), sender=later)
+    world.passes()
+    world.clock.advance(1000)
+    for task, event in later.tasks:
+        task(event)
+    assert not world.operator.is_alive()
 
 
 def test_a_long_list_is_not_a_stuck_loop() -> None:

@@ -9,7 +9,7 @@ from kubernetes.client import ApiException
 from urllib3 import HTTPResponse
 
 import milvus_operator as mo
-from tests.lib.front import Rejected, Request, http_response
+from tests.lib.front import Obj, Rejected, Request, http_response
 from tests.lib.world import World, at_rest, metric, milvus, pod
 
 WAITS = [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -133,6 +133,35 @@ def test_the_wait_after_a_write_without_an_answer_ends_with_the_next_answer() ->
     world.server.fault("create", "pods", "reset", times=1)
     world.run(20)
     assert world.times("create", "pods")[0] < 6, "it starts anew"
+
+
+def test_a_name_that_is_taken_by_nothing_is_not_asked_for_in_each_pass() -> None:
+    world = World(milvus())
+    rule = world.server.reject("create", "pods", 409, "already exists", "AlreadyExists")
+    world.run(120)
+    assert rule.hits < 12
+    assert world.condition("x", "Ready")["message"].endswith("x-0: already exists")
+
+
+@pytest.mark.parametrize("change", [{"replicas": 0}, {"image": "milvus:2"}])
+def test_a_delete_that_is_answered_by_a_conflict_for_ever_backs_off(change: Obj) -> None:
+    world = at_rest(milvus())
+    rule = world.server.reject("delete", "pods", 409, "a webhook says no", "Conflict")
+    world.change("x", **change)
+    world.run(120)
+    assert rule.hits < 12
+    rule.times = 0
+    world.clock.advance(60)
+    world.settle()
+    assert world.images() == (["milvus:2"] if "image" in change else [])
+
+
+def test_a_dry_run_asks_once_about_what_is_answered_by_a_conflict() -> None:
+    world = World(milvus())
+    rule = world.server.reject("create", "pods", 409, "modified", "Conflict")
+    world.operator = world.new_operator(dry_run=True)
+    world.passes(20)
+    assert rule.hits == 1
 
 
 def test_a_refusal_is_an_answer_and_ends_the_wait_after_none() -> None:

@@ -1,10 +1,12 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 import milvus_operator as mo
 from tests.lib.front import Request, http_response
-from tests.lib.world import World, at_rest, metric, milvus, pod
+from tests.lib.world import Later, World, at_rest, metric, milvus, pod
 
 
 def test_events_tell_the_story() -> None:
@@ -171,3 +173,36 @@ def test_a_write_that_only_a_proxy_has_seen_is_not_taken_for_done(
     assert world.pods() == (["x-0"] if verb == "delete" else ["x-0", "x-1"])
     assert all(mo.controller_of(pod) for pod in world.server.all_of("pods"))
     assert "the response did not come from a Kubernetes API server" in "".join(world.warnings)
+
+
+def test_a_status_keeps_pace_with_a_spec_that_changes_in_each_pass() -> None:
+    world = at_rest(milvus(replicas=3))
+    for number in range(20):
+        world.change("x", replicas=3 + number % 2)
+        world.live()
+    assert world.status("x")["observedGeneration"] > 10
+
+
+def test_a_status_that_the_server_does_not_keep_backs_off_and_is_logged_once() -> None:
+    """As under a CRD that does not know a field of it."""
+    world = World(milvus())
+
+    def drop(request: Request) -> None:
+        del request.body["status"]["updatedReplicas"]
+
+    world.server.when("patch", "milvuses/status", drop)
+    world.run(120)
+    assert len(world.requests("patch", "milvuses/status")) < 12
+    (line,) = world.warnings
+    assert "the API server has not kept the status" in line
+
+
+def test_an_event_has_the_time_at_which_it_happened() -> None:
+    later = Later()
+    world = World(milvus(), sender=later)
+    world.passes(2)
+    before = datetime.now(UTC)
+    for task, event in later.tasks:
+        task(event)
+    (event,) = world.server.all_of("events")
+    assert datetime.fromisoformat(event["eventTime"]) < before

@@ -100,7 +100,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     world.live(3)
     assert world.reason() == "ClaimTerminating"
     assert world.message() == (
-        "claim data-x-0 is Terminating, and its pod has ended: if nobody needs that data, delete the "
+        "claim data-x-0 is Terminating, and no pod is running with it: if nobody needs that data, delete the "
         "pod: a new pod gets a new, empty volume"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
@@ -156,7 +156,7 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     assert world.pods() == ["x-0"], "it would write into nothing"
     assert world.reason() == world.reason(kind="Ready") == "ClaimLost"
     advice = "if nobody needs that data, delete the claim: a new pod gets a new, empty volume"
-    assert world.message() == f"claim data-x-1 is Lost, and its pod has ended: {advice}"
+    assert world.message() == f"claim data-x-1 is Lost, and no pod is running with it: {advice}"
     world.remove(CLAIMS, "data-x-1")
     world.settle()
     assert world.reason() == "Reconciled"
@@ -196,7 +196,7 @@ def test_a_claim_that_is_gone_under_a_pod_that_has_run_is_never_made_anew(unlabe
     world.live(30)
     assert world.uid("x-1") == before["x-1"]
     assert world.reason(kind="Ready") == "ClaimLost"
-    assert "its pod has ended: if nobody needs that data, delete the pod" in world.message()
+    assert "no pod is running with it: if nobody needs that data, delete the pod" in world.message()
     world.remove("pods", "x-1")
     world.settle()
     assert [*claims(world)] == ["data-x-0", "data-x-1"]
@@ -222,6 +222,29 @@ def test_the_claim_is_looked_at_once_more_before_its_pod_is_deleted(what: str) -
     assert world.uids() == before
     assert world.names("delete", "pods") == []
     assert world.reason() == "ClaimTerminating"
+
+
+def test_a_pod_whose_init_containers_have_begun_has_data_already() -> None:
+    """Such as a restore: until it is done, the pod is Pending."""
+    world = World(milvus(**STORED))
+    world.passes(2)
+    state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    world.server.set_pod("x-0", phase="Pending", initContainerStatuses=[{"state": state}])
+    world.remove(CLAIMS, "data-x-0")
+    world.live(5)
+    assert [*claims(world)] == []
+    assert world.reason() == "ClaimLost"
+
+
+def test_a_lost_claim_without_our_label_keeps_its_pod_too() -> None:
+    world = at_rest(milvus(**STORED))
+    before = world.uids()
+    world.patch(CLAIMS, "data-x-0", labels={mo.MILVUS_LABEL: None})
+    set_phase(world, "data-x-0", "Lost")
+    world.change("x", image="milvus:2")
+    world.live(20)
+    assert world.uids() == before
+    assert world.reason() == "ClaimLost"
 
 
 def test_a_claim_that_a_new_pod_waits_for_is_named() -> None:

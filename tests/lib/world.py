@@ -30,6 +30,18 @@ class InOrder(Executor):
         return future
 
 
+class Later(InOrder):
+    """A pool whose tasks begin only when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = list[tuple[Any, ...]]()
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        self.tasks.append((task, *arguments))
+        return Future()
+
+
 class Stopping:
     """The event that the loop waits on, with the clock of the world: it is set at some time."""
 
