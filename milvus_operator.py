@@ -645,6 +645,8 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
+# A part, another without which it is of no use, and the setting of one that is elsewhere.
+NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_FILES = {CONFIGS, *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user"))}
 ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
 
@@ -803,14 +805,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
     does not know. Raises Invalid."""
     pod = new_pod(milvus, spec, 0)
-    if pod["spec"].get("terminationGracePeriodSeconds") == 0:
-        text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
-        raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
-    for mount in server_of(pod)["volumeMounts"]:
-        path = normpath(str(mount.get("mountPath")))
-        if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
-            text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
-            raise Invalid(f"{text}: write them in spec.milvusSpec")
+    refuse_overrides(pod)
     places = places_of(spec, pod)
     of_another = places_of(spec, new_pod(milvus, spec, 1))
     for part, place in places.items():
@@ -822,15 +817,24 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
             text = f"all replicas would have their {part} in the same place ({setting})"
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
-    ends = {part: place.ends_with_pod for part, place in places.items()}
-    for part, other, elsewhere in (
-        ("etcd", "vectors", "etcd.endpoints"),
-        ("vectors", "etcd", "minio.address"),
-    ):
-        if ends.get(part) is True and ends.get(other) is False:
-            text = f"the {part} would be deleted with the pod, but the {other} would not"
-            advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
-            raise Invalid(f"{text}, and neither is of use without the other: {advice}")
+    for part, other, elsewhere in NEEDED:
+        if part in places and other in places:
+            if places[part].ends_with_pod and not places[other].ends_with_pod:
+                text = f"the {part} would be deleted with the pod, but the {other} would not"
+                advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
+                raise Invalid(f"{text}, and neither is of use without the other: {advice}")
+
+
+def refuse_overrides(pod: Obj) -> None:
+    """Refuse what spec.pod must not change. Raises Invalid."""
+    if pod["spec"].get("terminationGracePeriodSeconds") == 0:
+        text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
+        raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
+    for mount in server_of(pod)["volumeMounts"]:
+        path = normpath(str(mount.get("mountPath")))
+        if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
+            text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
+            raise Invalid(f"{text}: write them in spec.milvusSpec")
 
 
 def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
@@ -1938,7 +1942,6 @@ class Visit:
     api: Api
     seen: Observed
     last: Outcome  # of the visit before
-    came: float  # when its objects were listed
     began: float = 0.0
     spec: Spec = Spec()
     changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -1966,8 +1969,7 @@ class Visit:
         CPU time in a quiet pass."""
         return self.is_due or self.last.versions != self.versions
 
-    @property
-    def turn(self) -> float:
+    def turn(self, now: float) -> float:
         """When it came, for the order of visits: who waits longest goes first. But a database that
         was lost does not wait for a thousand new ones, and new ones do not wait for those that
         have failed."""
@@ -1976,7 +1978,7 @@ class Visit:
             handicap = HANDICAP
         if self.last.state == FAILED:
             handicap = 2 * HANDICAP
-        return min(self.last.due, self.came) + handicap
+        return min(self.last.due, now) + handicap
 
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
@@ -2367,7 +2369,7 @@ class Operator:
             # 2. Visit each Milvus that needs it, in turn.
             self.api.deadline = inf if self.tries_once else listed + ACTING
             needed = [visit for visit in visits if visit.is_needed]
-            needed.sort(key=lambda visit: visit.turn)
+            needed.sort(key=lambda visit: visit.turn(listed))
             for visit, outcome in zip(needed, self.pool.map(Visit.make, needed), strict=True):
                 visit.outcome = outcome
                 changes.update(outcome.changes)
@@ -2455,7 +2457,7 @@ class Operator:
                 maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )
             outcome = self.last_outcome(milvus, last.get(uid_of(milvus)), now)
-            visits.append(Visit(self.api, seen, outcome, came=now))
+            visits.append(Visit(self.api, seen, outcome))
         return visits
 
     def last_outcome(self, milvus: Obj, visit: Visit | None, now: float) -> Outcome:
