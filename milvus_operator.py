@@ -818,11 +818,11 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
     for part, other, elsewhere in NEEDED:
-        if part in places and other in places:
-            if places[part].ends_with_pod and not places[other].ends_with_pod:
-                text = f"the {part} would be deleted with the pod, but the {other} would not"
-                advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
-                raise Invalid(f"{text}, and neither is of use without the other: {advice}")
+        one, two = places.get(part), places.get(other)
+        if one and two and one.ends_with_pod and not two.ends_with_pod:
+            text = f"the {part} would be deleted with the pod, but the {other} would not"
+            advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
+            raise Invalid(f"{text}, and neither is of use without the other: {advice}")
 
 
 def refuse_overrides(pod: Obj) -> None:
@@ -1376,7 +1376,10 @@ class Retries:
     def waits(self, key: Key, now: float) -> bool:
         return key in self.last and now < self.last[key].until
 
-    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
+    def failed(
+        self, key: Key, now: float, problem: Why, is_refused: bool = False, most: float = inf
+    ) -> None:
+        """Wait for longer and longer, but for `most` seconds at most."""
         last = self.last.get(key)
         since, last_delay = now, 0.0
         if last and last.problem:
@@ -1384,6 +1387,8 @@ class Retries:
             if last.problem.reason == problem.reason:
                 since = last.since
         delay = self.next_delay(FIRST_DELAY, last_delay)
+        if not self.tries_once:
+            delay = min(delay, most)
         self.last[key] = Retry(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
@@ -1485,6 +1490,12 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.why.message
+
+    @property
+    def most_delay(self) -> float:
+        """Seconds after which it may be tried again, however often it has failed: a server that
+        throttles requests asks for one second."""
+        return 1 if self.code == 429 else inf
 
     @property
     def meets_all(self) -> bool:
@@ -2087,7 +2098,7 @@ class Visit:
             now = self.api.clock()
             self.due = min(self.due, now)  # for the actions that this has held up
             if error.failure is Failure.LOST and not self.retries.tries_once:
-                self.retries.failed(ANSWER, now, error.why)
+                self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
             elif error.code:
                 self.retries.succeeded(ANSWER, now)
             # With --once, conflicts are tried again in the same run: a quota's admission says so
@@ -2096,7 +2107,8 @@ class Visit:
             is_once = self.retries.tries_once and not self.api.dry_run
             if not is_stale or (error.code and not is_once):
                 is_refused = error.failure is Failure.REFUSED
-                self.retries.failed(action.key, now, error.why, is_refused)
+                most = error.most_delay
+                self.retries.failed(action.key, now, error.why, is_refused, most)
             return error
         now = self.api.clock()
         self.retries.succeeded(action.key, now)
@@ -2129,12 +2141,12 @@ class Visit:
             self.api.write_status(self.milvus, status)
         except ApiError as error:
             self.due = min(self.due, now)
-            is_stale = error.failure is Failure.STALE
-            if not is_stale and not self.retries.has_failed(STATUS):
+            if error.why.reason != WAITING and not self.retries.has_failed(STATUS):
                 self.log(logging.WARNING, f"the status update failed: {error}")
             # An older CRD has no status, so that this would be tried in each pass.
-            if not is_stale or error.status_reason == "NotFound":
-                self.retries.failed(STATUS, self.api.clock(), error.why)
+            if error.failure is not Failure.STALE or error.status_reason == "NotFound":
+                now = self.api.clock()
+                self.retries.failed(STATUS, now, error.why, most=error.most_delay)
             return False
         self.retries.succeeded(STATUS, now)
         self.changes[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass

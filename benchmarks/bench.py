@@ -259,6 +259,7 @@ def rolling_update(bench: Bench, command: Command) -> Figures:
     """From the change until the last new pod is Ready."""
     image = "milvusdb/milvus:v2.6.5"
     of_five = {"replicas": 5, "pod": {"spec": {"nodeName": "node"}}}
+    of_five["updateStrategy"] = {"minReadySeconds": 0}  # as the StatefulSet has it
     with running(bench, command, 1, **of_five) as program:
         wait_for_ready(program.space, bare.IMAGE)
         time.sleep(10)  # until nothing has changed for two intervals

@@ -215,7 +215,7 @@ def test_a_server_that_asks_to_come_later_is_left_alone_by_that_milvus() -> None
     world = World(milvus(replicas=50))
     rule = world.server.reject("create", "pods", 429, "too many requests", "TooManyRequests")
     world.run(8)
-    assert rule.hits <= 4, "after 0, 1, 3 and 7 seconds"
+    assert 7 <= rule.hits <= 9, "once a second, as it asks, for all fifty pods"
 
 
 def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
