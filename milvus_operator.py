@@ -2307,7 +2307,7 @@ def unexpected(error: Exception) -> str:
 # ---------- The loop: list, visit, wait ----------
 
 # In seconds.
-ACTING = 4  # a pass begins no action later than this after the last of its lists has arrived
+ACTING = 8  # a pass begins no action later than this after the last of its lists has arrived
 SHORTEST_PAUSE = 0.1  # from the start of a pass to the start of the next
 LAST_EVENTS = 5  # --once waits this long for events that have not been sent
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed

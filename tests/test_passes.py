@@ -76,7 +76,7 @@ def test_a_pass_acts_for_some_seconds_after_its_lists_and_what_is_left_follows(
     server.delay("list", "pods", takes)
     server.delay("create", "pods", 1)
     world.operator.run_pass()
-    assert (len(world.pods()), world.names("patch", "milvuses/status")) == (4, [])
+    assert (len(world.pods()), world.names("patch", "milvuses/status")) == (8, [])
     world.run(60)
     assert len(world.pods()) == 20
 
@@ -105,7 +105,7 @@ def test_what_the_end_of_a_pass_cuts_off_goes_first_in_the_next() -> None:
     """Also if what is before it changes all the time."""
     several = [milvus(name, replicas=1) for name in "abc"]
     world = at_rest(*several)
-    world.server.delay("create", "pods", 3)
+    world.server.delay("create", "pods", 6)
     for name in "abc":
         world.change(name, replicas=2)
     world.operator.run_pass()
@@ -122,10 +122,10 @@ def test_a_burst_that_was_cut_off_goes_on_before_others_begin() -> None:
     world.server.delay("create", "pods", 1)
     world.operator.run_pass()
     world.change("a", replicas=20)
-    for start in (4, 8):  # it keeps its place in the line
+    for start in (8, 16):  # it keeps its place in the line
         world.forget()
         world.operator.run_pass()
-        created = [f"z-{number}" for number in range(start, start + 4)]
+        created = [f"z-{number}" for number in range(start, start + 8)]
         assert world.names("create", "pods") == created
 
 
