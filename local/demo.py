@@ -23,7 +23,8 @@ from local.tour import TOP, Missed, Obj, Tour, container_of
 
 NAME = "milvus-crd-test"
 IMAGE = "milvusdb/milvus:v2.6.25"
-SETTING = {"name": "proxy.maxnamelength", "value": "300"}
+USER_FILE = "zilliz.com/user.yaml"  # the annotation
+SETTINGS = "proxy: {maxNameLength: 300}"
 TABLE = ("get", "mi,pods")
 
 
@@ -63,8 +64,7 @@ class Demo(Tour):
 
     def rolled(self, is_new: Callable[[Obj], bool]) -> Callable[[], bool]:
         def check() -> bool:
-            containers = map(container_of, self.pods(NAME).values())
-            return self.ready(NAME, 2) and all(map(is_new, containers))
+            return self.ready(NAME, 2) and all(map(is_new, self.pods(NAME).values()))
 
         return check
 
@@ -95,18 +95,18 @@ class Demo(Tour):
             self.console.export_text()  # which forgets what was recorded so far
         self.step("The image changes: the pods are replaced one at a time, highest ordinal first")
         self.patch(NAME, image=IMAGE)
-        is_new = self.rolled(lambda container: container["image"] == IMAGE)
+        is_new = self.rolled(lambda pod: container_of(pod)["image"] == IMAGE)
         self.wait_for("the new image in all pods", is_new)
         if picture:
             self.console.save_svg(picture, title="make demo: a rolling update")
 
-        self.step("The configuration changes: milvusSpec becomes environment variables")
+        self.step("The configuration changes: milvusSpec becomes the user.yaml of each pod")
         self.show_condition("Reconciled")
-        self.patch(NAME, milvusSpec="proxy: {maxNameLength: 300}")
-        is_new = self.rolled(lambda container: SETTING in container["env"])
-        self.wait_for("the setting in all pods", is_new)
-        environment = '{range .spec.containers[0].env[*]}{.name}={.value}{"\\n"}{end}'
-        self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={environment}")
+        self.patch(NAME, milvusSpec=SETTINGS)
+        is_new = self.rolled(lambda pod: pod["metadata"]["annotations"][USER_FILE] == SETTINGS)
+        self.wait_for("the settings in all pods", is_new)
+        file = USER_FILE.replace(".", "\\.")
+        self.kubectl("get", "pod", f"{NAME}-0", "-o", f"jsonpath={{.metadata.annotations.{file}}}")
         self.show_condition("Reconciled")
 
         self.step("The Milvus is deleted: its pods are deleted with it")
