@@ -238,11 +238,6 @@ def may_serve(pod: Obj) -> bool:
     return is_ready(pod) or (all_ready and not is_gated)
 
 
-def seconds_of(text: str) -> float:
-    """A time of a status, in seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp()
-
-
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     """The part of the mapping that has these keys, without those that are null."""
     return {key: obj[key] for key in keys if obj.get(key) is not None}
@@ -884,6 +879,8 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 # What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
+# A pod's UID, and the time of its condition Ready, as text: a clock of a node may be wrong.
+ReadySince = tuple[str, str]
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -914,9 +911,8 @@ class Observed:
     named: Objs  # the pods, whoever owns them
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
-    time: float  # when the pods were listed, in seconds since 1970
-    # When this process first saw a pod Ready, by its UID, in the same seconds.
-    ready_at: Mapping[str, float] = field(default_factory=dict)
+    time: float  # when the pods were listed, in seconds of the loop's clock
+    ready_at: Mapping[ReadySince, float] = field(default_factory=dict)  # when that was first seen
     maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
 
     @cached_property
@@ -1125,16 +1121,16 @@ def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
     return False
 
 
+def ready_since(pod: Obj) -> ReadySince:
+    return uid_of(pod), condition_of(pod, "Ready").get("lastTransitionTime") or ""
+
+
 def is_too_fresh(pod: Obj, seen: Observed, spec: Spec) -> bool:
-    """Whether a Ready pod has been so for less than minReadySeconds, by its kubelet's clock or by
-    ours; not if nobody says since when. What is further away, on either side, is a clock that goes
-    wrong by hours, which must not stop a roll."""
-    since = condition_of(pod, "Ready").get("lastTransitionTime")
-    if not since:
-        return False
-    by_kubelet = abs(seen.time - seconds_of(since))
-    by_us = seen.time - seen.ready_at.get(uid_of(pod), seen.time)
-    return min(by_kubelet, by_us) < spec.min_ready
+    """Whether a Ready pod has been so for less than minReadySeconds; not if nobody says since
+    when."""
+    key = ready_since(pod)
+    _, since = key
+    return since != "" and seen.time - seen.ready_at.get(key, seen.time) < spec.min_ready
 
 
 def is_broken(pod: Obj) -> bool:
@@ -1594,7 +1590,7 @@ CONTROLLER = ("apiVersion", "kind", "name", "uid", "controller")
 class Lists(NamedTuple):
     """What a pass lists, in this order: a Milvus must not be older than its pods."""
 
-    time: float  # when that began, in seconds since 1970
+    time: float  # when that began
     pods: Any
     claims: Any
     services: Any  # None: they could not be listed
@@ -1673,7 +1669,6 @@ class Api:
     timeout: float = 30  # for a list, in seconds
     dry_run: bool = False
     clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     stopping: threading.Event = field(default_factory=threading.Event)  # no write begins any more
     deadline: float = inf  # after which no action on a pod, a claim or a Service begins
 
@@ -1941,7 +1936,7 @@ class Outcome(NamedTuple):
     # When a visit is due though nothing changes. If that is past, it has been waiting since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
-    ready_at: Mapping[str, float] = MappingProxyType({})  # see `Observed`
+    ready_at: Mapping[ReadySince, float] = MappingProxyType({})  # see `Observed`
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -2052,12 +2047,10 @@ class Visit:
             self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
         return [] if self.spec.invalid else list(decide(self.seen, self.spec, refused))
 
-    def ready_at(self) -> dict[str, float]:
-        """When this process first saw each pod Ready. Of what its first visit sees, it is long ago:
-        else a restart of the operator would hold up each roll."""
-        first = self.seen.time if self.last.versions else 0
-        ready = [uid_of(pod) for pod in self.seen.mine.values() if is_ready(pod)]
-        return {uid: self.last.ready_at.get(uid, first) for uid in ready}
+    def ready_at(self) -> dict[ReadySince, float]:
+        """When each pod was first seen Ready without a break."""
+        ready = [ready_since(pod) for pod in self.seen.mine.values() if is_ready(pod)]
+        return {key: self.last.ready_at.get(key, self.seen.time) for key in ready}
 
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready for long enough."""
@@ -2275,7 +2268,7 @@ class Visit:
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
             pods = self.api.list_now(self.milvus)
-            now = dataclasses.replace(self.seen, named=pods, time=self.api.wall_clock())
+            now = dataclasses.replace(self.seen, named=pods, time=self.api.clock())
             if is_any_unavailable(now, self.spec, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.delete(action)
@@ -2418,7 +2411,7 @@ class Operator:
 
     def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists | None:
         """The lists of a namespace, or of all; nothing at all if one but that of Services fails."""
-        found: list[Any] = [self.api.wall_clock()]
+        found: list[Any] = [self.api.clock()]
         for listing in self.api.listings:
             try:
                 found.append(self.api.list_all(namespace, listing))

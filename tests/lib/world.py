@@ -105,7 +105,6 @@ class World(logging.Handler):
             timeout=30,
             dry_run=dry_run,
             clock=self.clock.now,
-            wall_clock=self.clock.now,
             stopping=Stopping(self.clock),  # type: ignore[arg-type]
         )
         return mo.Operator(api, **self.settings)
