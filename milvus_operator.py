@@ -802,13 +802,13 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     pod = new_pod(milvus, spec, 0)
     refuse_overrides(pod)
     places = places_of(spec, pod)
-    of_another = places_of(spec, new_pod(milvus, spec, 1))
+    of_another = places_of(spec, new_pod(milvus, spec, 1)) if spec.replicas > 1 else {}
     for part, place in places.items():
         setting = place.setting
         if place.ends_with_pod and spec.storage:
             text = f"{setting} is on a volume that ends with the pod, although spec.storage is set"
             raise Invalid(f"{text}: mount the volume named data there, or leave out spec.storage")
-        if spec.replicas > 1 and place == of_another[part] and not place.ends_with_pod:
+        if place == of_another.get(part) and not place.ends_with_pod:
             text = f"all replicas would have their {part} in the same place ({setting})"
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
