@@ -17,18 +17,18 @@ NAMESPACE :=
 else ifeq ($(strip $(NAMESPACE)),)
 $(error NAMESPACE is empty: give a name, or leave it out for all namespaces)
 endif
-# kustomize makes what is deployed: deploy.yaml, or the manifest for one namespace, with this image.
-RENDER = { folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && printf '%s\n' $(OVERLAY) >"$$folder/kustomization.yaml" && \
-	$(KUBECTL) kustomize --load-restrictor=LoadRestrictionsNone "$$folder"; }
-OVERLAY = 'resources: [$(CURDIR)/$(if $(NAMESPACE),samples/one-namespace/operator.yaml,deploy.yaml)]' \
-	$(if $(NAMESPACE),'namespace: $(NAMESPACE)') 'patches:' '- target: {kind: Deployment}' \
+# kustomize makes what is deployed: deploy.yaml, or samples/one-namespace in that namespace, with this image.
+RENDER = { folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && $(MANIFEST) >"$$folder/manifest.yaml" && \
+	printf '%s\n' $(OVERLAY) >"$$folder/kustomization.yaml" && $(KUBECTL) kustomize "$$folder"; }
+MANIFEST = $(if $(NAMESPACE),$(KUBECTL) kustomize --load-restrictor=LoadRestrictionsNone samples/one-namespace,cat deploy.yaml)
+OVERLAY = 'resources: [manifest.yaml]' $(if $(NAMESPACE),'namespace: $(NAMESPACE)') 'patches:' '- target: {kind: Deployment}' \
 	'  patch: "- {op: replace, path: /spec/template/spec/containers/0/image, value: $(IMAGE)}"'
 DOCKER ?= docker
 ASK := if [ "$(YES)" = 1 ]; then answer=y; elif [ -t 0 ]; then printf 'Continue? [y/N] '; read answer; \
 	else echo "Without a terminal, this needs YES=1."; fi; \
 	[ "$$answer" = y ] || { echo "Nothing was removed."; exit 1; }
 
-.PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy bundle release version clean
+.PHONY: help demo check test test-all e2e matrix lint bench soak install uninstall run image lock deploy undeploy release version clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -49,7 +49,7 @@ e2e: needs-image $(VENV)/e2e ## try all of it on the cluster of the current kube
 	$(BIN)/python -m local.e2e $(if $(MILVUS),--milvus=$(MILVUS)) $(IMAGE)
 
 matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
-	$(BIN)/nox
+	$(BIN)/nox -f tests/noxfile.py
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(BIN)/ruff check .
@@ -111,14 +111,15 @@ endif
 manifest: ## print what 'make deploy' applies (IMAGE=…, NAMESPACE=…)
 	@$(RENDER)
 
-bundle: $(VENV)/run ## make the bundle for OLM in dist/ (IMAGE=…)
-	$(BIN)/python -m tools.release bundle dist $(IMAGE)
-
-release: $(VENV)/ready ## make the files of a release in dist/ (IMAGE=…)
-	rm -rf dist
-	$(BIN)/python -m tools.release release dist $(IMAGE)
+# What pip installs is built of copies, with modes and a time that are always the same, so that the bytes are, too.
+release: $(VENV)/run ## make the files of a release in dist/ (IMAGE=…)
+	rm -rf dist && mkdir dist
+	{ cat crd.yaml && echo --- && $(MAKE) --silent manifest IMAGE=$(IMAGE); } >dist/install.yaml
 	$(MAKE) --silent manifest NAMESPACE=milvus IMAGE=$(IMAGE) >dist/install-one-namespace.yaml
-	$(BIN)/cyclonedx-py requirements requirements.lock --output-reproducible --output-file=dist/sbom.json
+	umask 022 && folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \
+		install -m 644 milvus_operator.py pyproject.toml requirements.txt README.md LICENSE "$$folder" && \
+		SOURCE_DATE_EPOCH=315532800 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+		--wheel-dir=dist "$$folder"
 	cp docs/reports/*.md dist
 	cd dist && sha256sum * >SHA256SUMS
 

@@ -2856,7 +2856,7 @@ def main(
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
     Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
-    names = [name.strip() for name in ",".join(namespace).split(",")]  # OLM joins them, too
+    names = [name.strip() for name in ",".join(namespace).split(",")]
     chosen: list[str | None] = [name for name in dict.fromkeys(names) if name]
     if namespace and not chosen:
         raise click.UsageError("-n needs the name of a namespace; for all of them, use -A")
@@ -2865,7 +2865,7 @@ def main(
     start_log(verbose, log_format)
     log.info("%s %s: loading the configuration", MANAGER, __version__)
     connection = connect(kubeconfig, context, workers)
-    # OLM sets the variable to an empty text for all namespaces; click ignores such a variable.
+    # An empty variable means all namespaces; click ignores such a variable.
     everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
     default = None if everywhere else connection.namespace
     managed = chosen or [default]

@@ -64,7 +64,7 @@ def test_every_option_reads_its_environment_variable(monkeypatch: pytest.MonkeyP
         ('-n "b, a" -n b', None, "namespace b, namespace a"),
         ("", "a,b", "namespace a, namespace b"),
         ("", "a, b", "namespace a, namespace b"),
-        ("", "", "all namespaces"),  # as OLM sets it
+        ("", "", "all namespaces"),
         ("-A", None, "all namespaces"),
     ],
 )

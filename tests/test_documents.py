@@ -183,7 +183,6 @@ NOT_RUN = {
     "kubectl patch pod vectors-0 --subresource=resize": "only a kubelet resizes a container",
     "kubectl apply -n milvus-polling-operator-system -f samples/monitoring": "CRDs of Prometheus",
     "kubectl label -n milvus-polling-operator-system": "CRDs of Prometheus",
-    "make image bundle": "a container engine, a registry and OLM",
     "kubectl get mi -A": "placeholders; the same commands are run elsewhere, but `kubectl logs`",
     "bash standalone_embed.sh stop": "Docker; tests/test_milvus.py does it with the real server",
 }

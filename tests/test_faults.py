@@ -16,7 +16,15 @@ import milvus_operator as mo
 from local.controlplane import ControlPlane
 from tests.lib.chaos import Faults, Users
 from tests.lib.judge import Judge
-from tests.lib.kit import TOP, Command, Kube, eventually, kubeconfig, new_namespace, new_wire
+from tests.lib.kit import (
+    Command,
+    Kube,
+    eventually,
+    for_one_namespace,
+    kubeconfig,
+    new_namespace,
+    new_wire,
+)
 from tests.lib.objects import pods
 from tests.lib.wire import Handler, Wire
 
@@ -237,9 +245,8 @@ def test_a_burst_that_the_server_throttles_ends_and_nothing_has_failed_that_had_
         fair = ("--enable-priority-and-fairness=true", "--max-requests-inflight=40")
         plane = stack.enter_context(ControlPlane(*fair))
         kube = stack.enter_context(new_namespace(plane))
-        manifest = (TOP / "samples/one-namespace/operator.yaml").read_text()
-        text = manifest.replace("namespace: milvus", f"namespace: {kube.ns}")
-        kube.kubectl("apply", "-f", "-", stdin=text + FEW_SEATS.replace("\n", "\n---\n", 1))
+        manifest = for_one_namespace(plane, kube.ns)
+        kube.kubectl("apply", "-f", "-", stdin=manifest + FEW_SEATS.replace("\n", "\n---\n", 1))
         token = kube.kubectl("create", "token", mo.MANAGER).strip()
         config = kubeconfig(tmp_path / "config", plane, token=token)
         for number in range(40):

@@ -1,10 +1,9 @@
-"""What docs/integrations.md and the samples say: Argo CD and Flux, whose checks are run on the
-status that the operator writes, Prometheus, and each sample on the API server."""
+"""What docs/integrations.md and the samples say: Argo CD, whose health check is run on the status
+that the operator writes, kstatus, Prometheus, and each sample on the API server."""
 
 import re
 from typing import Any
 
-import cel
 import pytest
 import yaml
 from lupa import lua51  # type: ignore[import-untyped]
@@ -16,11 +15,11 @@ from tests.lib.objects import by_kind, milvus, new_status, pods
 from tests.lib.world import World
 from tests.lib.world import milvus as created
 
-# --- Argo CD and Flux ---
+# --- Argo CD and kstatus ---
 TEXT = (TOP / "docs" / "integrations.md").read_text()
 ROWS = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", TEXT, re.M)
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S)
-ARGO, FLUX = map(yaml.safe_load, BLOCKS)
+(ARGO,) = map(yaml.safe_load, BLOCKS)
 UNSEEN = {"observedGeneration": -1}  # the default in the CRD
 CHANGED = milvus()
 CHANGED["metadata"]["generation"] = 2
@@ -37,7 +36,8 @@ def rejected(reason: str) -> Obj:
     return milvus() | {"status": status}
 
 
-READY = written(milvus(), pods("x-0, x-1, x-2"))
+THREE = pods("x-0, x-1, x-2")
+READY = written(milvus(), THREE)
 STATES = {
     "was created, and no operator has seen it yet": [milvus() | {"status": UNSEEN}],
     "waits for its pods, or for an image that can't be pulled": [
@@ -56,6 +56,10 @@ STATES = {
         rejected("Forbidden"),
     ],
     "has an `APIError`, which is retried, and a pod is not Ready": [rejected("APIError")],
+    "serves, while a claim is being deleted or is lost": [
+        milvus() | {"status": new_status(milvus(), THREE, {0: mo.Why(reason, "why")})}
+        for reason in ("ClaimTerminating", "ClaimLost")
+    ],
 }
 
 
@@ -67,24 +71,23 @@ def argo(milvus: Obj) -> dict[str, Any]:
     return dict(lua.execute(ARGO["data"]["resource.customizations.health.zilliz.com_Milvus"]))
 
 
-def flux(milvus: Obj) -> str:
-    """The result of the expressions, in Flux's order, after it has compared the generations."""
-    if milvus["status"]["observedGeneration"] != milvus["metadata"]["generation"]:
+def kstatus(milvus: Obj) -> str:
+    """By its rules for custom resources, of whose conditions a Milvus has two."""
+    status = milvus["status"]
+    if status["observedGeneration"] != milvus["metadata"]["generation"]:
         return "InProgress"
-    (check,) = FLUX["spec"]["healthCheckExprs"]
-    states = {"inProgress": "InProgress", "failed": "Failed", "current": "Current"}
-    for key, state in states.items():
-        if cel.evaluate(check[key], milvus):
-            return state
-    return "InProgress"
+    conditions = {one["type"]: one["status"] for one in status["conditions"]}
+    if conditions.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if conditions["Ready"] == "True" else "InProgress"
 
 
-def test_argo_cd_and_flux_show_what_the_table_says() -> None:
+def test_argo_cd_and_kstatus_show_what_the_table_says() -> None:
     assert [row[0] for row in ROWS] == [*STATES]
-    for state, in_argo, in_flux in ROWS:
+    for state, in_argo, in_kstatus in ROWS:
         for one in STATES[state]:
             assert argo(one)["status"] == in_argo, state
-            assert flux(one) == in_flux, state
+            assert kstatus(one) == in_kstatus, state
     assert argo(rejected("QuotaExceeded"))["message"] == "QuotaExceeded: why"
 
 

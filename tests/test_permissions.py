@@ -7,7 +7,7 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.front import target_of
-from tests.lib.kit import TOP, Kube, Obj, eventually, new_operator, settle
+from tests.lib.kit import TOP, Kube, Obj, eventually, for_one_namespace, new_operator, settle
 from tests.lib.objects import by_kind
 from tests.lib.wire import Wire
 
@@ -97,8 +97,7 @@ def test_a_missing_permission_is_named_once_for_each_milvus(
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for verb, resource, group in PERMISSIONS - {missing}
     ]
-    manifest = (TOP / "samples/one-namespace/operator.yaml").read_text()
-    documents = by_kind(manifest.replace("namespace: milvus", f"namespace: {kube.ns}"))
+    documents = by_kind(for_one_namespace(kube.plane, kube.ns))
     documents["Role"]["rules"] = rules
     text = yaml.safe_dump_all(documents.values())
     kube.kubectl("apply", "-f", "-", stdin=text)

@@ -49,6 +49,13 @@ def output_of(*command: str, code: int | None = 0, **options: Any) -> str:
     return said
 
 
+def for_one_namespace(plane: ControlPlane, namespace: str = "milvus") -> str:
+    """The manifest that kustomize makes of samples/one-namespace, in that namespace."""
+    options = ("--load-restrictor=LoadRestrictionsNone", "samples/one-namespace")
+    text = output_of(str(plane.kubectl), "kustomize", *options)
+    return text.replace("namespace: milvus\n", f"namespace: {namespace}\n")
+
+
 class Kube:
     """The test's own client, as an administrator."""
 

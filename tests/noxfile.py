@@ -16,6 +16,7 @@ nox.options.stop_on_first_error = False
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 APISERVERS = ["v1.34.4", "v1.37.2"]
 SHOW = "import kubernetes, ssl; print(kubernetes.__version__, ssl.OPENSSL_VERSION)"
+TOP = Path(__file__).parent.parent
 PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
 
 folders = [str(folder) for folder in PYENV.glob("versions/*/bin")]
@@ -23,6 +24,7 @@ os.environ["PATH"] = os.pathsep.join([*folders, os.environ["PATH"]])
 
 
 def run_tests(session: nox.Session, packages: str, **env: str) -> None:
+    session.chdir(TOP)
     requirements = Path("requirements.txt").read_text()
     if packages == "oldest":
         requirements = re.sub(r">=([^,]+),.*", r"==\1", requirements)
@@ -44,6 +46,7 @@ def platform(session: nox.Session, packages: str) -> None:
 @nox.parametrize("version", APISERVERS, ids=APISERVERS)
 def apiserver(session: nox.Session, version: str) -> None:
     build = ["python", "-m", "local.controlplane", "build", version]
+    session.chdir(TOP)
     folder = session.run(*build, silent=True, stderr=None)
     assert folder
     run_tests(session, "newest", KUBEBUILDER_ASSETS=folder.split()[-1])
