@@ -105,7 +105,7 @@ CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
 CREATED = "Created"  # of an event
-WAITING = "Waiting"  # for something else: shown in Ready, but not a failure to reconcile
+WAITING = "Waiting"  # for something else: no failure to reconcile, unless it lasts
 # Reasons that usually go away by themselves: the condition Ready shows any other one first.
 TRANSIENT = {
     WAITING,
@@ -126,7 +126,7 @@ FAILED = "failed"
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_REPLICAS = 1000
-SERVICE = MAX_REPLICAS  # after every ordinal: stands for one where something is about the Service
+SERVICE = MAX_REPLICAS  # takes the place of an ordinal in what is about the Service
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -226,8 +226,8 @@ def is_ready(pod: Obj) -> bool:
 
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node fell silent: then the node
-    controller sets the condition to False, but leaves the containers ready. A kubelet that waits
-    for a readiness gate does the same, but gives a reason; such a pod serves nobody."""
+    controller sets the condition to False, gives no reason, and leaves the containers ready. A
+    kubelet that waits for a readiness gate gives a reason; such a pod serves nobody."""
     if is_over(pod):
         return False
     containers = pod["status"].get(CONTAINERS) or []
@@ -324,14 +324,15 @@ COMPONENTS = (
 )
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# What is named is used: if an owner names a setting that begins with the first, default.yaml sets
-# the second to the third. Of several queues, Milvus prefers them in this order.
+# A place that is named is used. A row is (place, setting, value): if an owner sets the place, or
+# anything below it, default.yaml sets the setting to the value. Of several queues, the first
+# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is about every queue.
 CHOICES = (
-    ("minio.", "common.storageType", "remote"),
+    ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
-    ("pulsar.", "mq.type", "pulsar"),
-    ("kafka.", "mq.type", "kafka"),
-    ("woodpecker.", "mq.type", "woodpecker"),
+    ("pulsar.address", "mq.type", "pulsar"),
+    ("kafka.brokerList", "mq.type", "kafka"),
+    ("woodpecker.storage.", "mq.type", "woodpecker"),
 )
 
 
@@ -361,8 +362,8 @@ def new_container(image: str) -> Obj:
 
 
 def canonical(name: str) -> str:
-    """The name of a setting as Milvus compares it: `minio.address`, the variable `MINIO_ADDRESS`
-    and `milvus.minio/Address` are one."""
+    """The name of a setting as Milvus compares it (formatKey and EnvSource of its pkg/config):
+    `minio.address`, `milvus.minio/Address`, MINIO_ADDRESS, MILVUS_CONF_MINIO_ADDRESS are one."""
     return re.sub("[_./]", "", name).lower().removeprefix("milvusconf").removeprefix("milvus")
 
 
@@ -370,8 +371,8 @@ def defaults_for(theirs: Iterable[str]) -> dict[str, str]:
     """The settings of default.yaml for an owner who has set these."""
     names = [canonical(name) for name in theirs]
     chosen: dict[str, str] = {}
-    for part, setting, value in CHOICES:
-        if any(name.startswith(canonical(part)) for name in names):
+    for place, setting, value in CHOICES:
+        if any(name.startswith(canonical(place)) for name in names):
             chosen.setdefault(setting, value)
     return DEFAULTS | chosen
 
@@ -393,7 +394,7 @@ class Spec:
     updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
     min_ready: int = 10  # seconds that a new pod must have been Ready before a roll goes on
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it; then nothing else is set (see `Visit.plan`)
+    invalid: str = ""  # what is wrong with it; the other fields then say nothing, and are not used
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -442,7 +443,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
             "terminationGracePeriodSeconds": 60,
             "securityContext": {"fsGroup": FS_GROUP},
             "containers": [new_container(spec.image)],
-            "volumes": new_volumes(milvus, spec, ordinal),
+            "volumes": [data_volume(milvus, spec, ordinal)],
         },
     }
     merged = overlay(generated, spec.pod, "spec.pod")  # the user's wins
@@ -458,12 +459,16 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
         | new_files(spec, merged),
         "ownerReferences": [owner_reference(milvus)],
     }
+    ours_in_spec = {
+        "volumes": [*merged["spec"]["volumes"], config_volume()],
+        "hostname": pod_name(milvus, ordinal),  # by these two, the Service gives the pod a name
+        "subdomain": name_of(milvus),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": overlay(pick(merged["metadata"], ("labels", "annotations")), ours),  # ours wins
-        # By these two, the Service gives the pod a name.
-        "spec": merged["spec"] | {"hostname": ours["name"], "subdomain": name_of(milvus)},
+        "spec": merged["spec"] | ours_in_spec,
     }
 
 
@@ -479,17 +484,20 @@ def annotation_of(file: str) -> str:
     return f"{GROUP}/{file}"
 
 
-def new_volumes(milvus: Obj, spec: Spec, ordinal: int) -> list[Obj]:
-    """One for data, and one for the files."""
-    data: Obj = {"emptyDir": {}}
+def data_volume(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
+    source: Obj = {"emptyDir": {}}
     if spec.storage:
-        data = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
+        source = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
+    return {"name": "data"} | source
+
+
+def config_volume() -> Obj:
+    """The files, from the annotations of the pod."""
     files = [
         {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation_of(file)}']"}}
         for file in FILES
     ]
-    config = {"downwardAPI": {"items": files}}
-    return [{"name": "data"} | data, {"name": CONFIG_VOLUME} | config]
+    return {"name": CONFIG_VOLUME, "downwardAPI": {"items": files}}
 
 
 def server_of(pod: Obj) -> Obj:
@@ -554,7 +562,7 @@ MERGE_KEYS = {
 # Items of these lists are replaced as a whole: merged, a variable could have both `value` and
 # `valueFrom`, and a volume two sources, which the API server rejects.
 WHOLE = ("env", "volumes")
-# A probe has one of these.
+# A probe has one of these. Nothing else of what the operator generates has any.
 HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 
@@ -607,10 +615,15 @@ def identity(list_name: str, item: Obj) -> str:
     """What an item of such a list is recognized by."""
     value = str(item.get(MERGE_KEYS[list_name]))
     if list_name == "volumeMounts":
-        return normpath(value)
+        return path_of(item)
     if list_name == "ports":  # as in Kubernetes: one number may be a port of TCP and one of UDP
         return f"{value}/{item.get('protocol', 'TCP')}"
     return value
+
+
+def path_of(mount: Obj) -> str:
+    """Where it is mounted: for a kubelet, `data` and `//data/` are `/data`."""
+    return normpath("/" + str(mount.get("mountPath")).lstrip("/"))
 
 
 # ---------- The spec: read it, and refuse what Milvus cannot forgive ----------
@@ -624,13 +637,19 @@ SAME_IF_QUOTED = re.compile(r"true|false|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 # The settings that the ports of the pod rely on.
 FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"])}
 
-TRUE = ("true", "t", "1", "yes", "y", "on")  # in a file; in a variable, only the first three
-# The parts of the data. Of each: the setting that decides where it is; and for each value by which
-# it is in a folder of the pod, the setting of that folder. With any other value, it is elsewhere.
-PARTS: dict[str, tuple[str, dict[str, str]]] = {
-    "vectors": ("common.storageType", {"local": "localStorage.path"}),
-    "etcd": ("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
-    "queue": (
+
+class Part(NamedTuple):
+    """A part of the data. With a value of the decider that is not in `folders`, it is elsewhere."""
+
+    decider: str  # the setting that says where it is
+    folders: dict[str, str]  # by value of the decider: the setting of the folder in the pod
+
+
+TRUE = ("true", "t", "1", "yes", "y", "on")
+PARTS = {
+    "vectors": Part("common.storageType", {"local": "localStorage.path"}),
+    "etcd": Part("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
+    "queue": Part(
         "mq.type",
         {
             "rocksmq": "rocksmq.path",
@@ -640,7 +659,8 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-# A part, another without which it is of no use, and the setting of one that is elsewhere.
+# A row is (part, other, setting): the part is of no use without the other, and the setting leads to
+# one of the other that is outside the pod.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_FILES = {CONFIGS, *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user"))}
 ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
@@ -736,7 +756,7 @@ def settings_of(tree: Any) -> dict[str, Scalars]:
         key = canonical(name)
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
-        if value_of(items) != fixed.get(key, value_of(items)):
+        if key in fixed and value_of(items) != fixed[key]:
             advice = "to move a port, set PROXY_PORT or METRICS_PORT in spec.pod instead"
             raise invalid_at(mark, f"leave out proxy.port and metrics.port: {advice}")
         found[name] = items
@@ -808,7 +828,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
         if place.ends_with_pod and spec.storage:
             text = f"{setting} is on a volume that ends with the pod, although spec.storage is set"
             raise Invalid(f"{text}: mount the volume named data there, or leave out spec.storage")
-        if place == of_another.get(part) and not place.ends_with_pod:
+        if place == of_another.get(part) and not place.ends_with_pod:  # data-x-0 is not data-x-1
             text = f"all replicas would have their {part} in the same place ({setting})"
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
@@ -826,7 +846,7 @@ def refuse_overrides(pod: Obj) -> None:
         text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
         raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
     for mount in server_of(pod)["volumeMounts"]:
-        path = normpath(str(mount.get("mountPath")))
+        path = path_of(mount)
         if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
             text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
             raise Invalid(f"{text}: write them in spec.milvusSpec")
@@ -860,12 +880,12 @@ def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
     """The volume that a folder for data is on. Raises Invalid."""
     path = normpath(settings.get(canonical(setting), "default"))
-    if path == "default":  # or not known here
+    if path == "default":  # Milvus's word for a folder of its own there; or it is not known here
         path = f"{DATA}/data"
     if not path.startswith(f"{DATA}/"):
         text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
         raise Invalid(f"{text}: leave the setting out, or mount a volume of your own at {DATA}")
-    mounts = {normpath(str(one.get("mountPath"))): one for one in server_of(pod)["volumeMounts"]}
+    mounts = {path_of(mount): mount for mount in server_of(pod)["volumeMounts"]}
     above = [folder for folder in mounts if f"{path}/".startswith(f"{folder}/")]
     mounted = mounts[max(above, key=len)].get("name") if above else ""
     for volume in pod["spec"]["volumes"]:
@@ -912,14 +932,38 @@ class Observed:
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
     time: float  # when the pods were listed, in seconds of the loop's clock
-    ready_at: Mapping[ReadySince, float] = field(default_factory=dict)  # when that was first seen
     maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
+    spec: Spec = Spec()
+    ready_at: Mapping[ReadySince, float] = field(default_factory=dict)  # when that was first seen
 
     @cached_property
     def mine(self) -> Objs:
         """Those of the pods that this Milvus owns and finds by its label."""
         named = self.named.items()
         return {ordinal: pod for ordinal, pod in named if is_ours(self.milvus, pod)}
+
+    @cached_property
+    def outdated(self) -> list[int]:
+        """The desired ordinals whose pods are outdated."""
+        desired = range(self.spec.replicas)
+        mine = self.mine
+        return [o for o in desired if o in mine and is_outdated(mine[o], self.spec)]
+
+    @cached_property
+    def blocked(self) -> dict[int, Why]:
+        """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod
+        that is there is the last to reach that data, so it is left alone. If there is none, none
+        is created until the claim is gone, too. Without storage, claims are not ours. That a claim
+        is gone cannot be seen here, as it may only lack our label: see `Visit.require_claim`."""
+        if not self.spec.storage:
+            return {}
+        found = {}
+        for ordinal in sorted(self.claims.keys() & range(self.spec.replicas)):
+            claim = self.claims[ordinal]
+            state = state_of_claim(claim)
+            if state in BLOCKING:
+                found[ordinal] = why_claim_blocks(name_of(claim), state, self.mine.get(ordinal))
+        return found
 
 
 def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
@@ -956,27 +1000,15 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return template_hash_of(pod) not in (None, spec.template_hash)
 
 
-BLOCKING = ("Terminating", "Lost", "gone")  # claims: see `blocked_by_claims`
+BLOCKING = (
+    "Terminating",
+    "Lost",
+    "gone",
+)  # see `Observed.blocked`; the last is found by `Visit.require_claim`
 
 
 def state_of_claim(claim: Obj) -> str:
     return "Terminating" if is_ending(claim) else phase_of(claim)
-
-
-def blocked_by_claims(seen: Observed, spec: Spec) -> dict[int, Why]:
-    """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod that
-    is there is the last to reach that data, so it is left alone. If there is none, none is created
-    until the claim is gone, too. Without storage, claims are not ours. That a claim is gone cannot
-    be seen here, as it may only lack our label: see `Visit.require_claim`."""
-    if not spec.storage:
-        return {}
-    found = {}
-    for ordinal in sorted(seen.claims.keys() & range(spec.replicas)):
-        claim = seen.claims[ordinal]
-        state = state_of_claim(claim)
-        if state in BLOCKING:
-            found[ordinal] = why_claim_blocks(name_of(claim), state, seen.mine.get(ordinal))
-    return found
 
 
 def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
@@ -994,13 +1026,14 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     return Why(reason, f"{text}: {advice}")
 
 
-def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
+def decide(seen: Observed, refused: Refused) -> Iterator[Action]:
     """Everything that should be done about the objects with our names. The order matters:
     deletions come before creations, because they make room in a quota, and what can wait comes
     last. A write without an answer ends what is done in a pass."""
-    yield from tidy(seen, spec)
-    yield from complete(seen, spec)
-    yield from roll(seen, spec, refused)
+    spec = seen.spec
+    yield from tidy(seen)
+    yield from complete(seen)
+    yield from roll(seen, refused)
     for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
@@ -1008,10 +1041,9 @@ def decide(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
         yield Action("expose", SERVICE, by_name(seen.milvus, name_of(seen.milvus)))
 
 
-def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
+def tidy(seen: Observed) -> Iterator[Action]:
     """Adopt orphans, delete surplus pods, and those that have ended."""
-    milvus = seen.milvus
-    blocked = blocked_by_claims(seen, spec)
+    milvus, spec = seen.milvus, seen.spec
     for ordinal, pod in sorted(seen.named.items()):
         if is_ending(pod):
             continue
@@ -1022,16 +1054,17 @@ def tidy(seen: Observed, spec: Spec) -> Iterator[Action]:
         elif ordinal >= spec.replicas:
             claims = "; their claims stay" if spec.storage else ""
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
-        elif is_finished(pod) and ordinal not in blocked:
+        elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
-def complete(seen: Observed, spec: Spec) -> Iterator[Action]:
+def complete(seen: Observed) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
-    milvus = seen.milvus
-    # A stranger is not among these: then a create fails, and tells whose the pod is.
+    milvus, spec = seen.milvus, seen.spec
+    # A stranger, somebody else's pod with our name, is not among these: a create fails, and tells
+    # whose the pod is.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*seen.mine, *taken, *blocked_by_claims(seen, spec)}
+    not_missing = {*seen.mine, *taken, *seen.blocked}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
             yield Action("create", ordinal, by_name(milvus, pod_name(milvus, ordinal)))
@@ -1071,22 +1104,21 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim will not stay is not replaced: see `blocked_by_claims`. And while a
+# A desired pod whose claim will not stay is not replaced: see `Observed.blocked`. And while a
 # delete may still take effect, no other pod that is Ready is replaced.
-def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
+def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
     the highest ordinal goes, and only if no other pod is unavailable, or may be at any moment."""
-    if spec.updates_on_delete:
+    if seen.spec.updates_on_delete:
         return
     mine = seen.mine
-    blocked = blocked_by_claims(seen, spec)
-    outdated = [o for o in outdated_in(seen, spec) if o not in blocked]
-    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in outdated}
+    turns = [ordinal for ordinal in seen.outdated if ordinal not in seen.blocked]
+    actions = {o: Action("replace", o, mine[o], OUTDATED) for o in turns}
     for ordinal, action in actions.items():
         if is_broken(mine[ordinal]):
             yield action
-    if is_any_unavailable(seen, spec, refused):
+    if is_any_unavailable(seen, refused):
         return
     for ordinal, action in reversed(actions.items()):
         may_another_end = bool(seen.maybe_deleted - {ordinal})
@@ -1095,23 +1127,17 @@ def roll(seen: Observed, spec: Spec, refused: Refused) -> Iterator[Action]:
             return
 
 
-def outdated_in(seen: Observed, spec: Spec) -> list[int]:
-    """The desired ordinals whose pods are outdated."""
-    mine = seen.mine
-    return [o for o in range(spec.replicas) if o in mine and is_outdated(mine[o], spec)]
-
-
-def is_any_unavailable(seen: Observed, spec: Spec, refused: Refused) -> bool:
+def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
     """Whether a roll waits for any pod: see the table. A surplus one that may serve counts, because
     this pass deletes it: it must not take down two pods that serve."""
-    mine = seen.mine
+    mine, spec = seen.mine, seen.spec
     if any(ordinal not in mine for ordinal in range(spec.replicas)):
         return True
     for ordinal, pod in mine.items():
         if ordinal >= spec.replicas:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
-            is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen, spec)
+            is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
         elif is_broken(pod):
             is_waited_for = ("replace", ordinal) not in refused
         else:
@@ -1125,12 +1151,12 @@ def ready_since(pod: Obj) -> ReadySince:
     return uid_of(pod), condition_of(pod, "Ready").get("lastTransitionTime") or ""
 
 
-def is_too_fresh(pod: Obj, seen: Observed, spec: Spec) -> bool:
+def is_too_fresh(pod: Obj, seen: Observed) -> bool:
     """Whether a Ready pod has been so for less than minReadySeconds; not if nobody says since
-    when."""
+    when. One that was not seen Ready before, such as by a fresh look, has been so for no time."""
     key = ready_since(pod)
     _, since = key
-    return since != "" and seen.time - seen.ready_at.get(key, seen.time) < spec.min_ready
+    return since != "" and seen.time - seen.ready_at.get(key, seen.time) < seen.spec.min_ready
 
 
 def is_broken(pod: Obj) -> bool:
@@ -1165,14 +1191,15 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# No event says this of a new Milvus, because it is no news. But each status says it, so a change of
-# these words would write all of them anew, with an event each.
+# Each status says this, and an event only if it is news. So a change of these words would write all
+# statuses anew, with an event each.
 MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
+def readiness(seen: Observed, problems: Problems) -> Why:
     """What the Ready condition says; the reason is Ready if it is true."""
+    spec = seen.spec
     unready = {}
     outdated = {}
     for ordinal in range(spec.replicas):
@@ -1199,10 +1226,11 @@ def readiness(seen: Observed, spec: Spec, problems: Problems) -> Why:
     return Why(reason, f"{text}; {pod_name(seen.milvus, ordinal)}: {message or reason}")
 
 
-def reconciliation(seen: Observed, spec: Spec, problems: Problems) -> Why:
+def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
+    spec = seen.spec
     for _, problem in sorted(problems.items()):
-        if problem.reason != WAITING:
+        if problem.reason != WAITING or WAITING in lasting:
             return problem
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
@@ -1229,18 +1257,18 @@ def why_it_cannot_grow(claim: Obj) -> Why | None:
     return None
 
 
-def status_of(seen: Observed, spec: Spec, problems: Problems, lasting: Set[str], now: str) -> Obj:
+def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -> Obj:
     """The status of a Milvus. `problems` says what has failed, and `lasting` which reasons have
     persisted for a while; `now` is a time in RFC 3339."""
-    milvus = seen.milvus
-    problems = blocked_by_claims(seen, spec) | dict(problems)
+    milvus, spec = seen.milvus, seen.spec
+    problems = seen.blocked | dict(problems)
     present = [pod for _, pod in sorted(seen.mine.items()) if not is_ending(pod)]
     if spec.invalid:
         text = f"{spec.invalid}; until that is corrected, nothing is done about its pods"
         ready = reconciled = Why(INVALID, text)
     else:
-        ready = readiness(seen, spec, problems)
-        reconciled = reconciliation(seen, spec, problems)
+        ready = readiness(seen, problems)
+        reconciled = reconciliation(seen, problems, lasting)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in SUCCESSES
     conditions = [
@@ -1314,7 +1342,7 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 FIRST_DELAY = 1  # before what has failed is tried again; it doubles
 FIRST_PACE = 10  # before what was done is done again; it doubles, too
 LONGEST_DELAY = 60
-LASTING = 30  # what has been refused for this long was not just too early
+LASTING = 30  # what has failed for this long was not just too early
 QUIET = 600  # after this long without another try, pacing starts afresh
 
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
@@ -1339,8 +1367,8 @@ ANSWER: Key = ("answer", None)
 #                                                          so for ever
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
-# minutes; and when the spec changes, which may be the cure, everything but lost deletes and when a
-# pod was replaced.
+# minutes. When the spec changes, which may be the cure, so is all but two things: lost deletes, and
+# when a pod was replaced.
 class Retry(NamedTuple):
     """What came of the last try of something."""
 
@@ -1367,16 +1395,16 @@ class Retries:
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
-        self.last: dict[Key, Retry] = {}
+        self.tries: dict[Key, Retry] = {}  # the last of each
 
     def waits(self, key: Key, now: float) -> bool:
-        return key in self.last and now < self.last[key].until
+        return key in self.tries and now < self.tries[key].until
 
     def failed(
         self, key: Key, now: float, problem: Why, is_refused: bool = False, most: float = inf
     ) -> None:
         """Wait for longer and longer, but for `most` seconds at most."""
-        last = self.last.get(key)
+        last = self.tries.get(key)
         since, last_delay = now, 0.0
         if last and last.problem:
             last_delay = last.delay
@@ -1385,14 +1413,14 @@ class Retries:
         delay = self.next_delay(FIRST_DELAY, last_delay)
         if not self.tries_once:
             delay = min(delay, most)
-        self.last[key] = Retry(now, delay, problem, since, is_refused)
+        self.tries[key] = Retry(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
-        last = self.last.pop(key, None)
+        last = self.tries.pop(key, None)
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             last_delay = last.delay if last and not last.problem else 0
-            self.last[key] = Retry(now, self.next_delay(FIRST_PACE, last_delay))
+            self.tries[key] = Retry(now, self.next_delay(FIRST_PACE, last_delay))
 
     def next_delay(self, first: float, last_delay: float) -> float:
         """How many seconds to wait after this try."""
@@ -1402,23 +1430,24 @@ class Retries:
         """What is remembered when the spec changes: when pods were replaced. So two managers that
         fight over an image restart a database once in ten seconds, not with each change."""
         kept = Retries(self.tries_once)
-        for (verb, ordinal), retry in self.last.items():
+        for (verb, ordinal), retry in self.tries.items():
             if verb == "replace" and not retry.problem and not self.tries_once:
-                kept.last[verb, ordinal] = Retry(retry.tried, FIRST_PACE)
+                kept.tries[verb, ordinal] = Retry(retry.tried, FIRST_PACE)
         return kept
 
     def keep_only(self, keys: set[Key], now: float) -> None:
         """Forget what failed and is no longer to do, and what was last tried long ago."""
-        for key, retry in list(self.last.items()):
+        for key, retry in list(self.tries.items()):
             is_moot = retry.problem and key not in keys
             is_old = now >= retry.tried + QUIET and now >= retry.until
             if is_moot or is_old:
-                del self.last[key]
+                del self.tries[key]
 
     def problems(self) -> Problems:
-        """What has failed, by ordinal; of several problems of one, that of the first verb."""
+        """What has failed, by ordinal; of several problems of one, that of the first verb by name,
+        so that the message does not flicker."""
         found: dict[int, Why] = {}
-        for (_verb, ordinal), retry in sorted(self.last.items(), key=lambda item: item[0][0]):
+        for (_verb, ordinal), retry in sorted(self.tries.items(), key=lambda item: item[0][0]):
             if retry.problem and ordinal is not None:
                 found.setdefault(ordinal, retry.problem)
         return found
@@ -1427,22 +1456,22 @@ class Retries:
         """The reasons of what has been failing for a while, or will not be tried again."""
         return {
             retry.problem.reason
-            for retry in self.last.values()
+            for retry in self.tries.values()
             if retry.problem and (self.tries_once or now >= retry.since + LASTING)
         }
 
     def has_failed(self, key: Key) -> bool:
         """Whether the last try failed, in a way that does not resolve itself."""
-        problem = self.last[key].problem if key in self.last else None
+        problem = self.tries[key].problem if key in self.tries else None
         return problem is not None and problem.reason != WAITING
 
     def refused(self, now: float) -> Refused:
         """What the API server has refused, and is not to be tried again yet."""
-        return {key for key, retry in self.last.items() if retry.is_refused and now < retry.until}
+        return {key for key, retry in self.tries.items() if retry.is_refused and now < retry.until}
 
     def next(self, now: float) -> float:
         """When something may be tried again next."""
-        return min((r.until for r in self.last.values() if r.until > now), default=inf)
+        return min((r.until for r in self.tries.values() if r.until > now), default=inf)
 
 
 # ---------- The API: the only part that knows about HTTP ----------
@@ -1489,8 +1518,8 @@ class ApiError(Exception):
 
     @property
     def most_delay(self) -> float:
-        """Seconds after which it may be tried again, however often it has failed: a server that
-        throttles requests asks for one second."""
+        """Seconds after which it may be tried again, however often it has failed. A server that
+        throttles requests asks for one second, and most often it throttles only a burst."""
         return 1 if self.code == 429 else inf
 
     @property
@@ -1949,7 +1978,6 @@ class Visit:
     seen: Observed
     last: Outcome  # of the visit before
     began: float = 0.0
-    spec: Spec = Spec()
     changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     due: float = inf
@@ -2000,15 +2028,17 @@ class Visit:
             self.due = self.began + LONGEST_DELAY
             return self.new_outcome(FAILED, text, owes_status=True)
         finally:
-            self.spec = Spec()  # the loop keeps the visit, and a parsed spec may be large
+            # The loop keeps the visit, and a spec that is read may be large.
+            self.seen = dataclasses.replace(self.seen, spec=Spec())
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
         # 1. Decide what to do, and forget what is no longer to do. Steps 1 and 2 use the same
         #    `now`: if a back-off ended in between, what `roll` has decided would no longer hold.
         now = self.began
-        self.seen = dataclasses.replace(self.seen, ready_at=self.ready_at())
-        actions = self.plan(self.retries.refused(now))
+        spec, ready_at = self.read_spec(), self.ready_at()
+        self.seen = dataclasses.replace(self.seen, spec=spec, ready_at=ready_at)
+        actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
         self.retries.keep_only(self.keys(actions), now)
         if self.waits_for_time():
             self.due = now + 1
@@ -2028,7 +2058,7 @@ class Visit:
             if not self.last.owes_status:
                 return self.new_outcome(self.last.state, self.last.told, owes_status=True)
         problems, lasting = self.retries.problems(), self.retries.lasting(now)
-        status = status_of(self.seen, self.spec, problems, lasting, timestamp())
+        status = status_of(self.seen, problems, lasting, timestamp())
         told = self.tell_news(status)
         is_right = self.write_status(status)
 
@@ -2036,16 +2066,14 @@ class Visit:
         state = FAILED if self.retries.has_failed(STATUS) else state_of(status)
         return self.new_outcome(state, told, owes_status=not is_right)
 
-    def plan(self, refused: Refused) -> list[Action]:
-        """Read the spec and decide."""
+    def read_spec(self) -> Spec:
         try:
-            self.spec = spec_of(self.milvus)
+            return spec_of(self.milvus)
         except Invalid as error:
-            self.spec = Spec(invalid=str(error))
+            return Spec(invalid=str(error))
         except Exception as error:  # as an older CRD does not check types
             text = "a field of the spec has the wrong type, or is nested too deeply"
-            self.spec = Spec(invalid=f"{text}; if neither: {unexpected(error)}")
-        return [] if self.spec.invalid else list(decide(self.seen, self.spec, refused))
+            return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
     def ready_at(self) -> dict[ReadySince, float]:
         """When each pod was first seen Ready without a break."""
@@ -2054,14 +2082,15 @@ class Visit:
 
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready for long enough."""
-        if self.spec.invalid or self.spec.updates_on_delete or self.retries.tries_once:
+        spec = self.seen.spec
+        if spec.invalid or spec.updates_on_delete or self.retries.tries_once:
             return False
-        return bool(outdated_in(self.seen, self.spec))
+        return bool(self.seen.outdated)
 
     def keys(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
-        waiting = [o for o in outdated_in(self.seen, self.spec) if not is_over(self.seen.mine[o])]
+        waiting = [o for o in self.seen.outdated if not is_over(self.seen.mine[o])]
         turns = {("replace", ordinal) for ordinal in waiting}
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
@@ -2094,11 +2123,12 @@ class Visit:
                 self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
             elif error.code:
                 self.retries.succeeded(ANSWER, now)
-            # With --once, conflicts are tried again in the same run: a quota's admission says so
-            # when it counts two pods at once.
-            is_stale = error.failure is Failure.STALE
+            # What the next lists will show needs no delay: a fresh look that said no (without a
+            # code); and with --once a Conflict, which a quota's admission may answer when it
+            # counts two pods at once.
             is_once = self.retries.tries_once and not self.api.dry_run
-            if not is_stale or (error.code and not is_once):
+            needs_delay = error.failure is not Failure.STALE or (error.code and not is_once)
+            if needs_delay:
                 is_refused = error.failure is Failure.REFUSED
                 most = error.most_delay
                 self.retries.failed(action.key, now, error.why, is_refused, most)
@@ -2151,7 +2181,7 @@ class Visit:
         old = self.milvus.get("status", {})
         waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
         waiting = status["replicas"] - status["updatedReplicas"]
-        if self.spec.updates_on_delete and waiting and not waited:
+        if self.seen.spec.updates_on_delete and waiting and not waited:
             text = "by updateStrategy, outdated pods stay until somebody deletes them"
             self.say(WAITING, f"{text}: {waiting}")
 
@@ -2204,13 +2234,13 @@ class Visit:
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
         try:
-            self.api.create(self.api.pods, new_pod(self.milvus, self.spec, action.ordinal))
+            self.api.create(self.api.pods, new_pod(self.milvus, self.seen.spec, action.ordinal))
         except ApiError as error:
             if error.status_reason == "AlreadyExists":
                 self.explain_taken_name(action.obj, error)
             raise
         self.note(CREATED, "pod", action.obj)
-        if self.spec.storage and action.ordinal not in self.seen.claims:
+        if self.seen.spec.storage and action.ordinal not in self.seen.claims:
             # If this fails, the next pass finds a pod without a claim, and tries again.
             self.claim(action)
 
@@ -2221,7 +2251,7 @@ class Visit:
             raise ApiError(why, Failure.REFUSED, error.code) from None
 
     def claim(self, action: Action) -> None:
-        claim = new_claim(self.milvus, self.spec, action.ordinal)
+        claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
         self.create_unless_there(self.api.claims, "claim", claim)
 
     def expose(self, action: Action) -> None:
@@ -2248,7 +2278,7 @@ class Visit:
 
     def grow(self, action: Action) -> None:
         """Ask for a larger volume; whether it comes is said by the claim."""
-        requests = {"storage": self.spec.storage["size"]}
+        requests = {"storage": self.seen.spec.storage["size"]}
         change = {"spec": {"resources": {"requests": requests}}}
         self.api.patch(self.api.claims, action.obj, change)
         self.note("Expanding", "claim", action.obj, action.because)
@@ -2264,12 +2294,12 @@ class Visit:
     def replace(self, action: Action) -> None:
         """Delete a pod, after a dry run has shown that the API server would accept the new one, and
         a fresh look that nothing is lost by it: the lists of this pass may be half a minute old."""
-        self.api.check(new_pod(self.milvus, self.spec, action.ordinal))
+        self.api.check(new_pod(self.milvus, self.seen.spec, action.ordinal))
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
             pods = self.api.list_now(self.milvus)
             now = dataclasses.replace(self.seen, named=pods, time=self.api.clock())
-            if is_any_unavailable(now, self.spec, self.retries.refused(self.began)):
+            if is_any_unavailable(now, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.delete(action)
 
@@ -2280,14 +2310,13 @@ class Visit:
     def require_claim(self, ordinal: int, pod: Obj) -> None:
         """Raise an error if the claim of a pod is not there, or will not stay: then only this pod
         reaches the data. It may lack our label, so it is read by its name."""
-        if not self.spec.storage:
+        if not self.seen.spec.storage:
             return
         name = claim_name(self.milvus, ordinal)
         claim = self.api.find(self.api.claims, by_name(self.milvus, name))
         state = state_of_claim(claim) if claim else "gone"
         if state in BLOCKING:
-            # The code says that the API server has answered.
-            raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED, code=200)
+            raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED)
 
 
 def unexpected(error: Exception) -> str:

@@ -168,20 +168,22 @@ SECRET = "valueFrom: {secretKeyRef: {name: s, key: k}}"
 # Settings and variables; and the settings of default.yaml that differ then.
 CHOSEN = {
     "minio: {address: s3.example.com}": "common.storageType: remote",
-    "MINIO_BUCKETNAME: b": "common.storageType: remote",
-    "milvus.minio.useSSL: true": "common.storageType: remote",
+    "MINIO_ADDRESS: b": "common.storageType: remote",
+    "milvus.minio.address: b": "common.storageType: remote",
     "etcd: {endpoints: [a:2379, b:2379]}": "etcd.use.embed: false",
     "kafka.brokerList: a:9092": "mq.type: kafka",
     "pulsar: {address: a}\nkafka: {brokerList: b}": "mq.type: pulsar",
     "woodpecker: {storage: {type: local}}": "mq.type: woodpecker",
-    f"; {{name: MINIO_ACCESS_KEY_ID, {SECRET}}}": "common.storageType: remote",
+    f"; {{name: MINIO_ADDRESS, {SECRET}}}": "common.storageType: remote",
     "; {name: MILVUS_CONF_ETCD_ENDPOINTS, value: a}": "etcd.use.embed: false",
-    "minio.rootPath: a; {name: kafka.brokerList, value: a}": (
+    "minio.address: a; {name: kafka.brokerList, value: a}": (
         "{common.storageType: remote, mq.type: kafka}"
     ),
     # What the owner decides himself is laid over this by Milvus.
     "minio: {address: a}\ncommon.storageType: local": "common.storageType: remote",
-    # These name nothing.
+    # These name no place.
+    "pulsar.maxMessageSize: 9": "{}",  # Milvus uses it for every queue
+    "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
     "etcd: {rootPath: a}\nrocksmq.retentionSizeInMB: 1": "{}",
     "common: {kafka: a}\nmykafka.brokerList: a": "{}",
@@ -203,7 +205,8 @@ FIELDS = ", ".join(
     for name in ("default.yaml", "user.yaml", "etcd.yaml")
 )
 CONFIG = f"{{name: operator-config, downwardAPI: {{items: [{FIELDS}]}}}}"
-DATA = f"{{name: data, emptyDir: {{}}}}, {CONFIG}"
+EMPTY = "{name: data, emptyDir: {}}"
+DATA = f"{EMPTY}, {CONFIG}"
 ENV = "{name: DEPLOY_MODE, value: STANDALONE}"
 PORTS = "{name: milvus, containerPort: 19530}, {name: metrics, containerPort: 9091}"
 FILE_MOUNTS = ", ".join(
@@ -218,9 +221,9 @@ PROBE = "timeoutSeconds: 5, periodSeconds: 5, failureThreshold: 60"
 OVER_POD = {
     "{hostname: mine, subdomain: null}": "{}",  # by these, the Service gives each pod a name
     "securityContext: {runAsUser: 5}": "securityContext: {fsGroup: 999, runAsUser: 5}",
-    "volumes: [{name: a}]": f"volumes: [{DATA}, {{name: a}}]",
+    "volumes: [{name: a}]": f"volumes: [{EMPTY}, {{name: a}}, {CONFIG}]",
     "volumes: [{name: data, emptyDir: {sizeLimit: 5}}]": (
-        f"volumes: [{CONFIG}, {{name: data, emptyDir: {{sizeLimit: 5}}}}]"
+        f"volumes: [{{name: data, emptyDir: {{sizeLimit: 5}}}}, {CONFIG}]"
     ),
     "serviceAccountName: app": "{serviceAccountName: app, automountServiceAccountToken: null}",
     "serviceAccount: app": "{serviceAccount: app, automountServiceAccountToken: null}",
@@ -363,6 +366,7 @@ UNSAFE = {
     ),
     "mounts: [{name: a, mountPath: /milvus/configs/milvus.yaml, subPath: b}]": "configs/milvus.yaml",
     "mounts: [{name: a, mountPath: /milvus/configs/user.yaml, subPath: b}]": "at /milvus/configs/user",
+    "mounts: [{name: a, mountPath: //milvus/configs/user.yaml}]": "at /milvus/configs/user",
     "grace: 0": (
         "spec.pod.spec.terminationGracePeriodSeconds must not be 0: a new pod would use the volume"
     ),
@@ -373,12 +377,15 @@ UNSAFE = {
     f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus/rdb_data}}]}}": (
         f"rocksmq.path {ENDS}mount the volume named data there, or leave out spec.storage"
     ),
+    # Where a kubelet mounts it, however it is written.
+    f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: //var/lib/milvus/etcd}}]}}": ENDS,
+    f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: var/lib/milvus/etcd}}]}}": ENDS,
     "{size: 1Gi, volumes: [{name: data, ephemeral: {}}]}": f"localStorage.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, csi: {driver: a}}]}": f"localStorage.path {ENDS}",
     # One of the two stays: Milvus deletes vectors that its etcd does not know.
     "settings: {common.storageType: remote}": "the etcd would be deleted with the pod, but",
     "settings: {minio.address: a}": "the etcd would be deleted with the pod, but the vectors would",
-    f"{{env: [{{name: MINIO_ACCESS_KEY_ID, {SECRET}}}]}}": "the etcd would be deleted with the pod",
+    f"{{env: [{{name: MINIO_ADDRESS, {SECRET}}}]}}": "the etcd would be deleted with the pod",
     "settings: {etcd.endpoints: [a, b]}": "the vectors would be deleted with the pod, but the etcd",
     f"{{{NFS}, mounts: [{{name: mine, mountPath: /var/lib/milvus/data}}]}}": (
         "the etcd would be deleted with the pod, but the vectors would not, and neither is of use "

@@ -66,7 +66,7 @@ def test_many_pods_that_exceed_a_quota_keep_nothing_else_from_being_done() -> No
 
 @pytest.mark.parametrize("reason", ["Conflict", "NotFound"])
 def test_a_create_that_is_out_of_date_for_ever_backs_off_and_is_quoted(reason: str) -> None:
-    """As an admission webhook may say; it is no failure, and the other pods go on."""
+    """As an admission webhook may say. The other pods go on, and what lasts is told."""
     world = World(milvus(replicas=3))
     rule = world.server.reject("create", "pods", 409, "the quota was modified", reason, name="x-1")
     world.run(300)
@@ -75,12 +75,26 @@ def test_a_create_that_is_out_of_date_for_ever_backs_off_and_is_quoted(reason: s
     world.server.run_pods()
     world.passes(2)
     assert world.condition("x", "Ready")["message"].endswith("; x-1: the quota was modified")
-    assert world.reason() == "Reconciled"
-    assert world.warnings == []
+    assert world.reason() == "Waiting"
+    assert world.message() == "the quota was modified"
+    assert len(world.warnings) == 1
     rule.times = 0
     world.clock.advance(60)
     world.settle()
     assert world.pods() == ["x-0", "x-1", "x-2"]
+    assert world.reason() == "Reconciled"
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("create", "services"), ("delete", "pods")])
+def test_a_conflict_that_lasts_is_told_whatever_it_is_about(verb: str, resource: str) -> None:
+    world = World(milvus()) if verb == "create" else at_rest(milvus())
+    world.server.reject(verb, resource, 409, "a webhook says no", "Conflict")
+    world.change("x", replicas=0)
+    world.run(25)
+    assert world.reason() == "Reconciled"
+    world.run(40)
+    assert world.reason() == "Waiting"
+    assert world.message() == "a webhook says no"
 
 
 def test_after_a_write_without_an_answer_all_of_its_milvus_waits_and_no_other() -> None:
@@ -194,13 +208,17 @@ def test_a_refusal_after_paced_successes_waits_one_second() -> None:
 def test_a_server_that_asks_to_come_later_has_not_failed() -> None:
     world = World(milvus(replicas=3))
     rule = world.server.reject("create", "pods", 429, "too many requests", "TooManyRequests")
-    world.run(40)
+    world.run(25)
     assert world.reason() == "Reconciled"
     assert world.warnings == []
     assert world.condition("x", "Ready")["message"].endswith("too many requests")
+    world.run(20)
+    assert world.reason() == "Waiting", "it has lasted"
+    assert len(world.warnings) == 1
     rule.times = 0
     world.run(60)
     assert len(world.pods()) == 3
+    assert world.reason() == "Reconciled"
 
 
 def test_a_webhook_that_fails_is_asked_once_in_a_pass() -> None:

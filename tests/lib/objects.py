@@ -60,8 +60,8 @@ def decided(
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS)
-    return [*mo.decide(seen, read(milvus), refused)]
+    seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS, spec=read(milvus))
+    return [*mo.decide(seen, refused)]
 
 
 def new_status(
@@ -74,8 +74,8 @@ def new_status(
     """The status that is written; `problems` is by ordinal, and has lasted a while."""
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
-    seen = mo.Observed(milvus, mine, stored, False, SECONDS)
-    return mo.status_of(seen, read(milvus), problems, lasting, NOW)
+    seen = mo.Observed(milvus, mine, stored, False, SECONDS, spec=read(milvus))
+    return mo.status_of(seen, problems, lasting, NOW)
 
 
 # --- Pods ---
