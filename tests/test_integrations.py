@@ -10,7 +10,7 @@ from lupa import lua51  # type: ignore[import-untyped]
 
 import milvus_operator as mo
 from local.controlplane import free_ports
-from tests.lib.kit import TOP, Kube, Obj, http_get, rest, settle
+from tests.lib.kit import TOP, Kube, Obj, eventually, http_get, rest, settle
 from tests.lib.objects import by_kind, milvus, new_status, pods
 from tests.lib.world import World
 from tests.lib.world import milvus as created
@@ -196,6 +196,42 @@ def test_a_claim_with_the_data_of_a_snapshot_is_accepted_and_used(
     assert claim["spec"]["dataSource"]["name"].startswith(start)
     source = snapshot["spec"]["source"]["persistentVolumeClaimName"]
     assert source == mo.claim_name(milvus(name="vectors"), 0) == mo.name_of(claim)
+
+
+# What the policy of samples/pod-policy.yaml answers to such a spec; empty: it is allowed.
+JUDGED = {
+    "{}": "",
+    "pod: {metadata: {labels: {a: b}}}": "",
+    "pod: {spec: {nodeSelector: {a: b}, containers: [{name: milvus, env: [{name: A, value: b}]}]}}": "",
+    "pod: {spec: {serviceAccountName: admin}}": "only placement",
+    "pod: {spec: {volumes: [{name: a, hostPath: {path: /}}]}}": "only placement",
+    "pod: {spec: {containers: [{name: other, image: b}]}}": "no other container",
+    "pod: {spec: {containers: [{name: milvus, image: b}]}}": "only env and resources",
+    "image: example.org/other:1": "the image must be milvusdb/milvus",
+}
+
+
+def test_the_sample_of_a_policy_allows_and_denies(kube: Kube) -> None:
+    policy = (TOP / "samples/pod-policy.yaml").read_text()
+    here = f"  matchConstraints:\n    namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {kube.ns}}}}}\n"
+    text = policy.replace("  matchConstraints:\n", here)
+    kube.kubectl("apply", "-f", "-", stdin=text)
+
+    def answer(spec: str) -> str:
+        there = created(**{"image": "milvusdb/milvus:v2.6.25"} | yaml.safe_load(spec))
+        body = yaml.safe_dump(there | {"metadata": {"name": "x"}})
+        command = ("apply", "--dry-run=server", "-f", "-")
+        return kube.kubectl(*command, stdin=body, code=None)
+
+    try:
+        eventually(lambda: "denied" in answer("image: a:1"))
+        for spec, words in JUDGED.items():
+            said = answer(spec)
+            assert ("denied" in said, words in said) == (words != "", True), f"{spec}: {said}"
+        for sample in ("minimal", "production"):
+            kube.kubectl("apply", "--dry-run=server", "-f", f"samples/{sample}.yaml")
+    finally:
+        kube.kubectl("delete", "-f", "-", stdin=text)
 
 
 def test_sample_yaml_is_the_original_example() -> None:

@@ -76,14 +76,14 @@ class Kube:
         url = settings.host + path
         return pool.request(method, url, headers=headers, body=body)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, code: int | None = 0) -> str:
         command = [
             str(self.plane.kubectl),
             f"--kubeconfig={self.plane.kubeconfig()}",
             f"--cache-dir={self.plane.folder}/kubectl",
             f"--namespace={self.ns}",
         ]
-        return output_of(*command, *arguments, input=stdin)
+        return output_of(*command, *arguments, input=stdin, code=code)
 
     def create(self, name: str = "x", **spec: Any) -> Obj:
         return self.milvuses.create(body=milvus(name, **spec), namespace=self.ns).to_dict()
