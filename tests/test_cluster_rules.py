@@ -2,10 +2,6 @@
 scheduling, what kubectl shows."""
 
 import json
-import os
-import re
-import sys
-import time
 
 import pytest
 import yaml
@@ -13,7 +9,7 @@ from kubernetes.client import ApiException
 
 import milvus_operator as mo
 from tests.lib import kit
-from tests.lib.kit import Kube, Obj, eventually, make_pass, new_operator, rest, settle
+from tests.lib.kit import Kube, Obj, eventually, make_pass, rest, settle
 from tests.lib.world import milvus
 
 # --- Our CRD ---
@@ -106,93 +102,6 @@ def test_what_is_rejected_is_told_and_costs_no_pod(kube: Kube, operator: mo.Oper
     assert make_pass(operator), "no outage stands"
 
 
-# A policy that binds an address to the name of a pod, and one that writes well-known labels.
-POLICIES = """
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: NAME}
-spec:
-  matchConstraints:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
-    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
-  validations:
-    - expression: >-
-        object.metadata.name == 'x-0' || !has(object.metadata.annotations) ||
-        !('address' in object.metadata.annotations)
-      message: the address belongs to x-0
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: NAME}
-spec: {policyName: NAME, validationActions: [Deny]}
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicy
-metadata: {name: NAME}
-spec:
-  matchConstraints:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
-    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
-  failurePolicy: Fail
-  reinvocationPolicy: Never
-  mutations:
-    - patchType: ApplyConfiguration
-      applyConfiguration:
-        expression: >-
-          Object{metadata: Object.metadata{labels: {"app.kubernetes.io/managed-by": "platform",
-          "app.kubernetes.io/instance": "platform"}}}
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicyBinding
-metadata: {name: NAME}
-spec: {policyName: NAME}
-"""
-
-
-def test_policies_about_names_and_labels_stop_no_roll(kube: Kube, operator: mo.Operator) -> None:
-    kube.kubectl("apply", "-f", "-", stdin=POLICIES.replace("NAME", kube.ns))
-
-    def are_active() -> bool:
-        kube.create_pod("probe")
-        labels = kube.all_pods()["probe"]["metadata"].get("labels") or {}
-        kube.kubectl("delete", "pod", "probe", "--now")
-        return "app.kubernetes.io/managed-by" in labels
-
-    eventually(are_active)
-    kube.create(pod={"metadata": {"annotations": {"address": "10.0.0.1"}}})
-    rest(operator, kube, "x-0")
-    before = kube.uids()
-    kube.change(image="milvus:2")
-    rest(operator, kube, "x-0")
-    assert kube.uids() != before
-    assert kube.condition("Ready")["status"] == "True"
-    labels = kube.all_pods()["x-0"]["metadata"]["labels"]
-    assert labels["app.kubernetes.io/managed-by"] == "platform"
-    kube.change(replicas=2)
-    settle(operator)
-    assert kube.condition("Reconciled")["message"].endswith("the address belongs to x-0")
-    kube.change(replicas=0)
-    settle(operator)
-    eventually(lambda: kube.names() == [])
-
-
-def test_a_pod_that_lost_our_label_is_told_and_is_found_with_it(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    before = kube.uids()
-    kube.kubectl("label", "pod", "x-1", "zilliz.com/milvus-", "app.kubernetes.io/managed-by-")
-    settle(operator)
-    said = kube.condition("Reconciled")
-    assert said["reason"] == "NameConflict"
-    (label,) = re.findall("give it the label (\\S+)$", said["message"])
-    kube.kubectl("label", "pod", "x-1", label)
-    settle(operator)
-    assert kube.uids() == before
-    assert kube.condition("Reconciled")["status"] == "True"
-
-
 def test_a_namespace_that_is_being_deleted_is_no_problem(kube: Kube, operator: mo.Operator) -> None:
     kube.create(replicas=2)
     rest(operator, kube, "x-0", "x-1")
@@ -202,27 +111,6 @@ def test_a_namespace_that_is_being_deleted_is_no_problem(kube: Kube, operator: m
     assert operator.run_once()
     assert kube.condition("Reconciled").get("reason") not in ("Forbidden", "APIError")
     kube.patch_pod("x-1", finalizers=None)
-
-
-def test_the_schedulers_words_are_told_and_a_claim_that_is_gone_is_made_again(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(storage={"size": "1Gi", "storageClassName": "none"})
-
-    def is_told() -> bool:
-        settle(operator)
-        return kube.condition("Ready")["reason"] == "Unschedulable"
-
-    eventually(is_told)
-    assert "unbound immediate PersistentVolumeClaims" in kube.condition("Ready")["message"]
-    uid = ("get", "pvc", "data-x-0", "-o=jsonpath={.metadata.uid}", "--ignore-not-found")
-    before = kube.kubectl(*uid)
-    kube.kubectl("delete", "pvc", "data-x-0")
-
-    def is_new() -> bool:
-        return make_pass(new_operator(kube)) and kube.kubectl(*uid) not in ("", before)
-
-    eventually(is_new, 40)
 
 
 def test_with_on_delete_an_owner_chooses_the_hour_and_may_resize_a_pod(
@@ -271,65 +159,3 @@ def on_delete(name: str, type_: str, memory: str) -> Obj:
     created = milvus(name, **spec, pod={"spec": {"containers": [container]}})
     del created["metadata"]["namespace"]
     return created
-
-
-# As in the original example: it checks nothing, and has no status subresource.
-ORIGINAL_VERSION = """
-name: v1
-served: true
-storage: true
-schema:
-  openAPIV3Schema:
-    type: object
-    properties:
-      spec:
-        type: object
-        properties: {milvusSpec: {type: string}, image: {type: string}, replicas: {type: integer}}
-"""
-
-
-def test_under_the_original_crd_pods_are_made_and_a_newer_crd_brings_statuses(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    crd = yaml.safe_load((kit.TOP / "crd.yaml").read_text())
-
-    def use(version: Obj) -> None:
-        """Replace the version in the CRD, and wait until the new one is in use."""
-        changed = crd | {"spec": crd["spec"] | {"versions": [version]}}
-        kube.kubectl("replace", "-f", "-", stdin=json.dumps(changed))
-        has_status = "subresources" in version
-        get = ("get", "--raw", "/apis/zilliz.com/v1")
-        eventually(lambda: ("milvuses/status" in kube.kubectl(*get)) == has_status)
-        time.sleep(1)  # the handler changes after discovery
-
-    try:
-        use(yaml.safe_load(ORIGINAL_VERSION))
-        kube.kubectl("apply", "-f", "sample.yaml")
-        settle(operator)
-        kube.ready("milvus-crd-test-0")
-    finally:
-        use(crd["spec"]["versions"][0])
-    before = kube.uids()
-
-    def is_told() -> bool:
-        make_pass(new_operator(kube))  # the API server may still respond as before the change
-        return kube.condition("Reconciled", "milvus-crd-test").get("reason") == "SpecIsText"
-
-    eventually(is_told)
-    assert kube.uids() == before
-
-
-@pytest.mark.platform
-def test_a_spec_nested_thousands_of_levels_deep_harms_nobody(kube: Kube) -> None:
-    """One is too deep for Python, the other only for us."""
-    depths = (900, 5000)
-    for depth in depths:
-        deep = '{"a":' * depth + "1" + "}" * depth
-        create_raw(kube, f"deep-{depth}", f'{{"image": "a", "pod": {{"spec": {deep}}}}}')
-    kube.create("y")
-    command = (sys.executable, "milvus_operator.py", "--once", "-n", kube.ns)
-    env = os.environ | {"KUBECONFIG": str(kube.plane.kubeconfig())}
-    said = kit.output_of(*command, code=None, env=env)
-    warnings = re.findall(" WARNING .*(?:/deep-|is nested too deeply, and)", said)
-    assert len(warnings) == 2, said
-    assert kube.names() == ["y-0"], said

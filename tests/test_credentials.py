@@ -17,7 +17,7 @@ from kubernetes.config import incluster_config
 import milvus_operator as mo
 from tests.lib.certificates import certificate, server_context
 from tests.lib.front import http_response
-from tests.lib.kit import Command, Obj, make_pass
+from tests.lib.kit import Obj, make_pass
 from tests.lib.wire import Api, Handler, write_kubeconfig
 from tests.lib.world import milvus
 
@@ -129,29 +129,6 @@ def test_an_exec_plugin_runs_once_a_pass_when_its_token_has_expired(api: Api) ->
         assert api.tokens(operator) == {used}
         assert len(calls.read_text()) == count
         assert api.world.log.count(told) == count, "it may wait for a person"
-
-
-def test_while_a_plugin_waits_the_log_has_said_so(tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin"
-    waits = tmp_path / "waits"  # as long as this file is there
-    waits.touch()
-    plugin.write_text(f"#!/bin/sh\nwhile [ -e {waits} ]; do sleep 0.1; done\n")
-    plugin.chmod(0o755)
-    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"exec": run | {"interactiveMode": "Never"}}}],
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    process = Command("--kubeconfig", str(tmp_path / "config"))
-    try:
-        process.says(f"{mo.MANAGER} {mo.__version__}: loading the configuration")
-        process.says("running the exec plugin of the kubeconfig; it may wait for somebody")
-    finally:
-        waits.unlink()
-        process.kill()
 
 
 AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig

@@ -58,17 +58,6 @@ rows = client.query("moved", filter="id >= 0", output_fields=["count(*)"], consi
 (nearest,) = client.search("moved", [[42, 42, 42, 1.0]], limit=1)
 print(rows[0]["count(*)"], nearest[0]["id"])
 """
-LOGIN = """
-from grpc import RpcError
-from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
-for token in ("", "root:Milvus"):
-    try:
-        MilvusClient("http://localhost:19530", token=token).list_collections()
-        print("served")
-    except (MilvusException, RpcError):
-        print("refused")
-"""
 FLUSH = """
 from pymilvus import Collection, connections
 connections.connect(port="19530")
@@ -220,17 +209,6 @@ def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_i
             assert server.run(search) == found, "also after a crash"
         written = {path.name for path in (server.home / "data").iterdir()}
         assert {"etcd", "data", "rdb_data", "rdb_data_meta_kv"} <= written, "all is on the volume"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_login_is_asked_for_if_the_settings_say_so(
-    kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path
-) -> None:
-    pod = container_of(kube, operator, milvusSpec="common.security.authorizationEnabled: on")
-    with running(generated(installed, tmp_path / "server", pod)) as server:
-        said = [line for line in server.run(LOGIN).splitlines() if line in ("refused", "served")]
-        assert said == ["refused", "served"], "without a login, and with that of root"
 
 
 @pytest.mark.slow

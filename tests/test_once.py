@@ -2,11 +2,9 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
 
 import pytest
 
-import milvus_operator as mo
 from tests.lib.world import World, at_rest, milvus
 
 STORED = {"size": "1Gi"}
@@ -23,12 +21,6 @@ def test_once_retries_conflicts_but_not_forever() -> None:
     world.server.reject("create", "pods", 409, "modified", "Conflict")
     assert not world.new_operator().run_once()
     assert len(world.pods()) == 29
-
-
-def test_once_that_is_stopped_before_it_began_has_not_gone_well() -> None:
-    world = World(milvus())
-    world.operator.api.stopping.set()
-    assert not world.operator.run_once()
 
 
 def test_once_retries_a_conflict_about_the_status() -> None:
@@ -79,17 +71,6 @@ def test_once_fails_when_a_milvus_or_a_list_does(verb: str, resource: str, code:
     assert "x-2" in world.pods()
 
 
-def test_once_fails_if_the_configuration_cannot_be_loaded() -> None:
-    world = World(milvus())
-
-    def renew(_: object) -> NoReturn:
-        raise mo.Unusable("no token")
-
-    world.operator.api.renew = renew
-    assert not world.operator.run_once()
-    assert world.warnings == ["the configuration cannot be loaded: no token"]
-
-
 def test_once_goes_on_beside_what_fails_and_then_fails() -> None:
     """It retries none, though each try may take as long as the first back-off."""
     world = World(milvus(replicas=9))
@@ -128,14 +109,6 @@ def test_once_creates_a_pod_once_though_something_deletes_each_new_one() -> None
     assert world.operator.run_once(), "it has done what it can"
     assert world.names("create", "pods") == ["x-0", "x-1"]
     assert world.reason(kind="Ready") == "Creating"
-
-
-def test_once_that_is_stopped_has_failed_if_anything_is_left() -> None:
-    world = World(milvus(replicas=3))
-    stop = lambda _: world.operator.api.stopping.set()  # noqa: E731
-    world.server.when("create", "pods", stop, name="x-1")
-    assert not world.operator.run_once()
-    assert world.pods() == ["x-0", "x-1"]
 
 
 def test_a_dry_run_writes_nothing_and_says_once_what_would_be_done_however_long_it_takes() -> None:

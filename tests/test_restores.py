@@ -11,7 +11,6 @@ import pytest
 import milvus_operator as mo
 from tests.lib.kit import TOP, Kube, Obj, Start, eventually, scripts
 from tests.test_documents import blocks, chapter
-from tests.test_milvus import COUNT, INSERT, generated, running
 
 SAME_NAME, ANOTHER_NAME = blocks("sh", chapter("Back up"))
 SOURCE = (
@@ -119,19 +118,3 @@ def test_a_restored_claim_is_used_and_no_other_is_touched(
 ) -> None:
     restore(kube, command, run, way)
     eventually(lambda: kube.condition("Ready", "vectors")["status"] == "True")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("way", WAYS)
-def test_the_real_server_finds_the_vectors_of_the_backup(
-    kube: Kube, command: Start, run: Run, installed: Path, tmp_path: Path, way: Callable[[Run], str]
-) -> None:
-    pod, restored = restore(kube, command, run, way)
-    with running(generated(installed, tmp_path / "before", pod)) as server:
-        assert "Traceback" not in server.run(INSERT)
-        server.stop()
-    after = generated(installed, tmp_path / "after", restored)
-    shutil.copytree(server.home / "data", after.home / "data")
-    with running(after):
-        assert after.run(COUNT).split() == ["500", "42"]

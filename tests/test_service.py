@@ -5,8 +5,6 @@ import yaml
 
 import milvus_operator as mo
 from tests.lib.front import Obj
-from tests.lib.kit import Kube, eventually, new_operator, rest, settle
-from tests.lib.objects import by_kind
 from tests.lib.world import World, at_rest, metric, milvus
 
 NAMED = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {}}
@@ -119,20 +117,3 @@ def test_a_role_that_may_not_list_services_is_one_outage_and_the_rest_goes_on() 
 def test_an_invalid_milvus_gets_no_service() -> None:
     world = at_rest(milvus(milvusSpec="proxy.port: 1"))
     assert services(world) == []
-
-
-def test_the_service_of_a_real_cluster_is_accepted_and_goes_with_its_milvus(
-    kube: Kube, operator: mo.Operator
-) -> None:
-    kube.create(replicas=2)
-    rest(operator, kube, "x-0", "x-1")
-    shown = kube.kubectl("get", "service", "x", "-o", "yaml")
-    found = by_kind(shown)["Service"]
-    assert found["spec"]["clusterIP"] == "None"
-    assert found["spec"]["selector"] == {"zilliz.com/milvus": "x"}
-    kube.kubectl("delete", "service", "x")
-    settle(new_operator(kube))  # which does not remember that it made one just now
-    assert kube.kubectl("get", "service", "x", "-o", "name") == "service/x\n"
-    kube.kubectl("delete", "milvus", "x")
-    names = ("get", "services", "-o", "name")
-    eventually(lambda: "service/x\n" not in kube.kubectl(*names))
