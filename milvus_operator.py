@@ -1613,9 +1613,6 @@ METADATA = (
 )
 
 
-CONTROLLER = ("apiVersion", "kind", "name", "uid", "controller")
-
-
 class Lists(NamedTuple):
     """What a pass lists, in this order: a Milvus must not be older than its pods."""
 
@@ -1642,7 +1639,7 @@ def slim(obj: Obj) -> Obj:
     metadata = pick(obj["metadata"], METADATA)
     metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
-    metadata["ownerReferences"] = [pick(controller_of(obj), CONTROLLER)]
+    metadata["ownerReferences"] = [pick(controller_of(obj), ("uid", "controller"))]
     return {"metadata": metadata, "status": obj.get("status") or {}}
 
 
@@ -1831,8 +1828,8 @@ class Api:
     def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
         """Send a write; returns the object of the response. Something else than an API server may
         respond with 200, too."""
-        # Also between two requests of one action. A status or an event harms nobody if the lists
-        # are old; and a delete has preconditions, or follows a fresh look.
+        # The time is asked for between two requests of one action, too. A status or an event harms
+        # nobody if the lists are old; and a delete has preconditions, or follows a fresh look.
         is_decision = verb != "delete" and resource in (self.pods, self.claims, self.services)
         if self.stopping.is_set() or (is_decision and not self.may_act()):
             raise stale("there is no time left in this pass")
@@ -2298,7 +2295,7 @@ class Visit:
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
             pods = self.api.list_now(self.milvus)
-            now = dataclasses.replace(self.seen, named=pods, time=self.api.clock())
+            now = dataclasses.replace(self.seen, named=pods)
             if is_any_unavailable(now, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.delete(action)
@@ -2625,7 +2622,7 @@ def from_kubeconfig(
         loader.load_and_set(configuration)
         # The loader goes on without credentials if an exec plugin fails, or if it does not know
         # their kind.
-        has_credentials = configuration.api_key or configuration.cert_file or configuration.username
+        has_credentials = configuration.api_key or configuration.cert_file
         if user and not has_credentials:
             raise ConfigException(
                 "its user or exec plugin gave no credentials; see what kubectl says"

@@ -186,14 +186,14 @@ def quota_of_etcd() -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the first run downloads the server
-def test_the_real_server_runs_the_readmes_example_reads_its_settings_and_keeps_its_data(
+def test_the_real_server_runs_the_documents_example_reads_its_settings_and_keeps_its_data(
     kube: Kube, operator: mo.Operator, installed: Path, tmp_path: Path
 ) -> None:
     pod = container_of(kube, operator, milvusSpec=SETTINGS)
     with running(generated(installed, tmp_path / "x", pod)) as server:
         assert quota_of_etcd() == 4 << 30
-        readme = (TOP / "README.md").read_text()
-        example, _ = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+        text = (TOP / "docs/integrations.md").read_text()
+        example, _ = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
         connect, _, rest = example.partition("client.create_collection")
         found = server.run(example)
         assert re.search(r"\b42\b", found)

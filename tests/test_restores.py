@@ -12,7 +12,7 @@ import milvus_operator as mo
 from tests.lib.kit import TOP, Kube, Obj, Start, eventually, scripts
 from tests.test_documents import blocks, chapter
 
-SAME_NAME, ANOTHER_NAME = blocks("sh", chapter("Back up"))
+ANOTHER_NAME, SAME_NAME = blocks("sh", chapter("Back up"))
 SOURCE = (
     "  dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: vectors-0-abcde}"
 )
