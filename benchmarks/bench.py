@@ -7,7 +7,7 @@
 
 Beside what is measured run only etcd, kube-apiserver and, for `roll`, kwok in place of a kubelet.
 What is compared runs in turns, each in the opposite order of the one before (A B, B A, A B …): seven
-turns if a run takes less than a minute, else three. The table is printed and, if all rows were
+turns if one takes less than a minute, else three. The table is printed and, if all rows were
 measured, written to docs/reports/benchmark.md.
 """
 
@@ -90,10 +90,10 @@ class Bench:
         started = time.monotonic()
         turns, turn = TURNS, 0
         while turn < turns:
-            for name, command in list(commands.items())[:: -1 if turn % 2 else 1]:
+            for name, command in in_turn(commands, turn):
                 self.record(name, one(self, command))
             turn += 1
-            if time.monotonic() - started > 60 * turn * len(commands):
+            if time.monotonic() - started > 60 * turn:
                 turns = SLOW_TURNS
         for row in TABLE[rows]:
             self.add({"size": MANY} | words, **row)
@@ -129,6 +129,11 @@ class Bench:
         requests, share = self.found[f"{name}.requests"], self.found[f"{name}.share"]
         spread = f"{median(share):.1f} % ({min(share):.1f} to {max(share):.1f})"
         return f"{median(requests):.1f} /s, {spread}"
+
+
+def in_turn(commands: Commands, turn: int) -> list[tuple[str, Command]]:
+    """In this order, and in each second turn in the opposite one."""
+    return list(commands.items())[:: -1 if turn % 2 else 1]
 
 
 def ratio_of(pair: tuple[float, float]) -> float:
@@ -486,9 +491,11 @@ def price(bench: Bench) -> None:
 def add_price(bench: Bench, space: Namespace, what: str, change: Change | None = None) -> None:
     """Add a row of prices; with changes, that of the operator alone: nobody else responds to them."""
     bench.found.clear()
-    commands = {"now": OPERATOR} if change else {"nobody": NOBODY, "watch": WATCH, "now": OPERATOR}
-    for _ in range(SLOW_TURNS):
-        for name, command in commands.items():
+    commands: Commands = {"now": OPERATOR}
+    if not change:
+        commands = {"nobody": NOBODY, "watch": WATCH} | commands
+    for turn in range(SLOW_TURNS):
+        for name, command in in_turn(commands, turn):
             bench.record(name, price_of(bench, within(space, command), space, change))
     cells = [bench.price(name) if name in commands else "" for name in ("nobody", "watch", "now")]
     row = f"| {what} | {' | '.join(cells)} |"
