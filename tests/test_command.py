@@ -120,8 +120,10 @@ def test_health_is_served_until_sigterm_and_nothing_secret_is_shown(api: Api, st
     assert "hunter2" not in shown
 
 
-def test_a_list_that_does_not_come_in_time_is_an_error(api: Api) -> None:
-    api.fault = lambda handler, verb, path: not api.over.wait(3)
+@pytest.mark.parametrize("hanging", ["get", "post"])
+def test_a_response_that_does_not_come_in_time_is_an_error(api: Api, hanging: str) -> None:
+    api.world.add(milvus())
+    api.fault = lambda handler, verb, path: verb.lower() == hanging and not api.over.wait(3)
     process = Command("--once", "--timeout", "0.3", "--kubeconfig", api.kubeconfig())
     fails(process, 1, "Read timed out after 0.3 s")
 

@@ -367,11 +367,19 @@ def test_with_on_delete_outdated_pods_stay_and_ready_does_not_wait_for_them() ->
 
 
 UNREADY = yaml.safe_load("conditions: [{type: Ready, status: 'False', reason: ContainersNotReady}]")
+
+
+def waiting_for(reason: str) -> Obj:
+    return {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}
+
+
 PASSING = {
     "Creating": [],
     "Terminating": pods("x-0 failed ending"),
     "Pending": pods("x-0 starting"),
     "Updating": pods("x-0 old"),
+    "PodInitializing": [pod("x-0", "starting", **waiting_for("PodInitializing"))],
+    "ContainerCreating": [pod("x-0", "starting", **waiting_for("ContainerCreating"))],
     "ContainersNotReady": [pod("x-0", "starting", **UNREADY)],
 }
 

@@ -237,6 +237,7 @@ def test_a_kubeconfig_without_a_usable_user_or_context_is_rejected(
         ("http://127.0.0.1:1", {"token": "HUNTER2\u2603"}, {}),
         ("https://user:HUNTER2@127.0.0.1:1", {}, {}),
         ("https://user:HUN/TER2:HUNTER2@127.0.0.1:1", {}, {}),
+        ("https://user:a@HUNTER2@127.0.0.1:1", {}, {}),
         (NOWHERE, {}, {"proxy_url": "http://user:HUNTER2@127.0.0.1:1"}),
     ],
 )

@@ -33,6 +33,7 @@ def counted() -> list[float]:
         ("pods", 401, "", "http://memory rejects the credentials: log in again"),
         ("pods", 403, NO_LIST, f"cannot list pods in namespace test: {NO_LIST} (see the role"),
         ("milvuses", 404, "no", "cannot list milvuses in namespace test: no (install the CRD with"),
+        ("pods", 404, "no", "cannot list pods in namespace test: no"),
     ],
 )
 def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str, line: str) -> None:
@@ -47,6 +48,7 @@ def test_a_failed_list_is_one_clear_line(resource: str, code: int, message: str,
     world.passes(5)
     (told,) = world.warnings
     assert told.startswith(line)
+    assert ("install the CRD" in told) == ("install the CRD" in line)
     assert counted() == [good, bad + 5]
     world.server.rules.clear()
     world.passes()
@@ -185,6 +187,16 @@ def test_when_a_token_cannot_be_renewed_the_configuration_is_loaded_anew() -> No
     world.passes()
     assert api.client is loaded
     assert world.pods() == ["x-0"]
+
+
+def test_one_namespace_that_rejects_the_token_is_enough_to_load_the_configuration_anew() -> None:
+    world = World(namespaces=["test", "other"])
+    api = world.operator.api
+    api.reload = Mock(return_value=world.server.client())
+    world.server.reject("list", "*", 401, "no", times=1)
+    world.server.reject("list", "*", 403, "no")
+    world.passes(2)
+    assert api.reload.call_count == 1
 
 
 def test_idle_connections_are_kept_alive(api: Api) -> None:

@@ -154,9 +154,10 @@ def test_success_and_failure_do_not_add_up() -> None:
         retries.succeeded(REPLACE, now)
     retries.failed(REPLACE, 70, WHY)
     assert retries.next(70) == 71
-    retries.failed(REPLACE, 71, WHY)
-    retries.succeeded(REPLACE, 73)
-    assert retries.next(73) == 83
+    for now in (71, 73, 77, 85):
+        retries.failed(REPLACE, now, WHY)
+    retries.succeeded(REPLACE, 101)
+    assert retries.next(101) == 111
 
 
 def test_of_another_spec_only_when_pods_were_replaced_is_remembered() -> None:

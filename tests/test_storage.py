@@ -224,11 +224,11 @@ def test_the_claim_is_looked_at_once_more_before_its_pod_is_deleted(what: str) -
     assert world.reason() == "ClaimTerminating"
 
 
-def test_a_pod_whose_init_containers_have_begun_has_data_already() -> None:
+@pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 0}}])
+def test_a_pod_whose_init_containers_have_begun_has_data_already(state: Obj) -> None:
     """Such as a restore: until it is done, the pod is Pending."""
     world = World(milvus(**STORED))
     world.passes(2)
-    state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     world.server.set_pod("x-0", phase="Pending", initContainerStatuses=[{"state": state}])
     world.remove(CLAIMS, "data-x-0")
     world.live(5)

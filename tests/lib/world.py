@@ -36,10 +36,12 @@ class Later(InOrder):
     def __init__(self) -> None:
         super().__init__()
         self.tasks = list[tuple[Any, ...]]()
+        self.futures = list[Future[Any]]()
 
     def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         self.tasks.append((task, *arguments))
-        return Future()
+        self.futures.append(Future())
+        return self.futures[-1]
 
 
 class Stopping:
