@@ -324,9 +324,9 @@ COMPONENTS = (
 )
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# A place that is named is used. A row is (place, setting, value): if an owner sets the place, or
-# anything below it, default.yaml sets the setting to the value. Of several queues, the first
-# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is about every queue.
+# A place elsewhere that is named is used. A row is (place, setting, value): if an owner sets the
+# place, or anything below it, default.yaml sets the setting to the value. Of several queues, the
+# first counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
@@ -334,17 +334,14 @@ CHOICES = (
     ("kafka.brokerList", "mq.type", "kafka"),
     ("woodpecker.storage.", "mq.type", "woodpecker"),
 )
+# What is no place elsewhere: nothing at all, or an address in the pod, as in a whole milvus.yaml.
+HERE = re.compile(r"|~|null|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)
 
 
 def new_container(image: str) -> Obj:
     """A standalone Milvus server. It has five minutes to start."""
     port = PORTS["metrics"]
     healthz = {"httpGet": {"path": "/healthz", "port": port}, "timeoutSeconds": 5}
-    # Mounted one by one, so that the image's own files in this folder stay.
-    files = [
-        {"name": CONFIG_VOLUME, "mountPath": f"{CONFIGS}/{name}", "subPath": name, "readOnly": True}
-        for name in FILES
-    ]
     return {
         "name": CONTAINER,
         "image": image,
@@ -357,8 +354,16 @@ def new_container(image: str) -> Obj:
         "livenessProbe": {"tcpSocket": {"port": port}, "timeoutSeconds": 5, "periodSeconds": 15},
         "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [{"name": "data", "mountPath": DATA}, *files],
+        "volumeMounts": [{"name": "data", "mountPath": DATA}, *file_mounts()],
     }
+
+
+def file_mounts() -> list[Obj]:
+    """One by one, so that the image's own files in this folder stay."""
+    return [
+        {"name": CONFIG_VOLUME, "mountPath": f"{CONFIGS}/{name}", "subPath": name, "readOnly": True}
+        for name in FILES
+    ]
 
 
 def canonical(name: str) -> str:
@@ -367,13 +372,13 @@ def canonical(name: str) -> str:
     return re.sub("[_./]", "", name).lower().removeprefix("milvusconf").removeprefix("milvus")
 
 
-def defaults_for(theirs: Iterable[str]) -> dict[str, str]:
-    """The settings of default.yaml for an owner who has set these."""
-    names = [canonical(name) for name in theirs]
+def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings of default.yaml for an owner who has set these; None: nobody knows to what."""
+    named = [name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)]
     chosen: dict[str, str] = {}
-    for place, setting, value in CHOICES:
-        if any(name.startswith(canonical(place)) for name in names):
-            chosen.setdefault(setting, value)
+    for place, setting, choice in CHOICES:
+        if any(canonical(name).startswith(canonical(place)) for name in named):
+            chosen.setdefault(setting, choice)
     return DEFAULTS | chosen
 
 
@@ -474,7 +479,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def new_files(spec: Spec, pod: Obj) -> dict[str, str]:
     """The texts of the files, by annotation."""
-    defaults = defaults_for([*spec.settings, *variables_of(pod)])
+    defaults = defaults_for(spec.settings | variables_of(pod))
     lines = [f"{setting}: {value}\n" for setting, value in defaults.items()]
     texts = {DEFAULT_FILE: "".join(lines), USER_FILE: spec.user_file, ETCD_FILE: ETCD_CONFIG}
     return {annotation_of(file): text for file, text in texts.items()}
@@ -662,7 +667,11 @@ PARTS = {
 # A row is (part, other, setting): the part is of no use without the other, and the setting leads to
 # one of the other that is outside the pod.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
-SETTINGS_FILES = {CONFIGS, *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user"))}
+SETTINGS_FILES = {
+    "/milvus",
+    CONFIGS,
+    *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user")),
+}
 ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
 
 
@@ -845,9 +854,13 @@ def refuse_overrides(pod: Obj) -> None:
     if pod["spec"].get("terminationGracePeriodSeconds") == 0:
         text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
         raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
-    for mount in server_of(pod)["volumeMounts"]:
+    server = server_of(pod)
+    if "workingDir" in server or "MILVUSCONF" in variables_of(pod):
+        text = "spec.pod must not set workingDir or MILVUSCONF"
+        raise Invalid(f"{text}: Milvus would not find its settings in {CONFIGS}")
+    for mount in server["volumeMounts"]:
         path = path_of(mount)
-        if path in SETTINGS_FILES and mount.get("name") != CONFIG_VOLUME:
+        if path in SETTINGS_FILES and mount not in file_mounts():
             text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
             raise Invalid(f"{text}: write them in spec.milvusSpec")
 
@@ -871,8 +884,8 @@ def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
 def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
     """What Milvus reads in a pod, by canonical name; without what only a Secret, a ConfigMap or the
     kubelet knows."""
-    variables = variables_of(pod)
-    layers = defaults_for([*spec.settings, *variables]) | spec.settings | variables
+    theirs = spec.settings | variables_of(pod)
+    layers = defaults_for(theirs) | theirs
     values = {canonical(name): value for name, value in layers.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -1634,12 +1647,20 @@ class Listing(NamedTuple):
     slim: Callable[[Obj], Obj]  # what is kept of an object
 
 
+LONG = 64  # characters: no UID or hash is longer, and of others' finalizers that must do
+
+
 def slim(obj: Obj) -> Obj:
     """What is kept of any object: of what may be large, only what is read."""
     metadata = pick(obj["metadata"], METADATA)
-    metadata["annotations"] = {TEMPLATE_HASH: template_hash_of(obj)}
+    metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:9]]
+    fingerprint_of_pod = template_hash_of(obj)
+    metadata["annotations"] = {TEMPLATE_HASH: fingerprint_of_pod and fingerprint_of_pod[:LONG]}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
-    metadata["ownerReferences"] = [pick(controller_of(obj), ("uid", "controller"))]
+    owner = controller_of(obj)
+    metadata["ownerReferences"] = (
+        [{"controller": True, "uid": owner["uid"][:LONG]}] if owner else []
+    )
     return {"metadata": metadata, "status": obj.get("status") or {}}
 
 
@@ -2280,13 +2301,28 @@ class Visit:
         self.api.patch(self.api.claims, action.obj, change)
         self.note("Expanding", "claim", action.obj, action.because)
 
+    @cached_property
+    def is_current(self) -> bool:
+        """Whether the Milvus still is as it was listed; it is read once in a visit."""
+        now = self.api.find(self.api.milvuses, self.milvus)
+        keys = ("uid", "generation", "deletionTimestamp")
+        return now is not None and pick(now["metadata"], keys) == pick(
+            self.milvus["metadata"], keys
+        )
+
     def delete(self, action: Action) -> None:
+        """Delete a surplus pod, after a fresh look whether it still is."""
+        if may_serve(action.obj) and not self.is_current:
+            raise stale("the Milvus has changed")
+        self.remove(action)
+
+    def remove(self, action: Action) -> None:
         self.api.delete(action.obj)
         self.note("Deleted", "pod", action.obj, action.because)
 
     def restart(self, action: Action) -> None:
         self.require_claim(action.ordinal, action.obj)
-        self.delete(action)
+        self.remove(action)
 
     def replace(self, action: Action) -> None:
         """Delete a pod, after a dry run has shown that the API server would accept the new one, and
@@ -2298,7 +2334,7 @@ class Visit:
             now = dataclasses.replace(self.seen, named=pods)
             if is_any_unavailable(now, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
-        self.delete(action)
+        self.remove(action)
 
     def verify(self, action: Action) -> None:
         """Look whether a pod that has run still has its claim."""

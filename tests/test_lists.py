@@ -12,7 +12,7 @@ import pytest
 from urllib3 import HTTPResponse
 
 import milvus_operator as mo
-from tests.lib.front import Request, http_response
+from tests.lib.front import Obj, Request, http_response
 from tests.lib.world import World, at_rest, milvus
 
 
@@ -182,3 +182,12 @@ def test_an_odd_list_does_not_stop_the_loop(body: bytes) -> None:
     world.server.rules.remove(rule)
     world.passes()
     assert world.log[-2].startswith("resolved: ")
+
+
+def test_of_what_others_write_into_an_object_little_is_kept() -> None:
+    long = "x" * 100_000
+    owner = {"apiVersion": "v1", "kind": long, "name": long, "uid": long, "controller": True}
+    written: Obj = {"finalizers": [long] * 9, "ownerReferences": [owner], "labels": {long: long}}
+    written["annotations"] = {mo.TEMPLATE_HASH: long, long: long}
+    kept = mo.slim({"metadata": {"name": "x"} | written})
+    assert len(json.dumps(kept)) < 2000

@@ -99,6 +99,11 @@ def test_no_pass_waits_for_events_and_of_those_that_wait_only_so_many_are_kept()
     for task, event in later.tasks:
         task(event)
     assert len(world.events()) == 1000
+    for future in later.futures:
+        future.set_result(None)
+    world.remove("pods", "x7-0")
+    world.passes(2)
+    assert len(later.tasks) > 1000, "there is room again"
 
 
 def test_what_the_end_of_a_pass_cuts_off_goes_first_in_the_next() -> None:
@@ -234,3 +239,14 @@ def test_a_stop_amid_writes_is_no_problem() -> None:
     world.passes()
     assert world.warnings == []
     assert world.names("create", "pods") == ["x0-0"]
+
+
+def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed() -> None:
+    """The lists may be as old as several slow namespaces take."""
+    world = at_rest(milvus(replicas=2))
+    world.change("x", replicas=1)
+    wanted = lambda _: world.change("x", replicas=2)  # noqa: E731
+    world.server.when("list", "milvuses", wanted, after=True)
+    world.passes(3)
+    assert world.names("delete", "pods") == []
+    assert len(world.pods()) == 2

@@ -181,7 +181,10 @@ CHOSEN = {
     ),
     # What the owner decides himself is laid over this by Milvus.
     "minio: {address: a}\ncommon.storageType: local": "common.storageType: remote",
-    # These name no place.
+    # These name no place, or one in the pod.
+    "etcd.endpoints: 127.0.0.1:2379": "{}",
+    "minio: {address: ''}\nkafka: {brokerList: }\npulsar.address: pulsar://localhost:6650": "{}",
+    "minio.address: null\netcd.endpoints: localhost:2379": "{}",
     "pulsar.maxMessageSize: 9": "{}",  # Milvus uses it for every queue
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
@@ -367,6 +370,9 @@ UNSAFE = {
     "mounts: [{name: a, mountPath: /milvus/configs/milvus.yaml, subPath: b}]": "configs/milvus.yaml",
     "mounts: [{name: a, mountPath: /milvus/configs/user.yaml, subPath: b}]": "at /milvus/configs/user",
     "mounts: [{name: a, mountPath: //milvus/configs/user.yaml}]": "at /milvus/configs/user",
+    "mounts: [{name: a, mountPath: /milvus}]": "mounts settings at /milvus, where",
+    "mounts: [{name: operator-config, mountPath: /milvus/configs/default.yaml, subPath: b}]": "configs/default",
+    "env: [{name: MILVUSCONF, value: /a}]": "must not set workingDir or MILVUSCONF",
     "grace: 0": (
         "spec.pod.spec.terminationGracePeriodSeconds must not be 0: a new pod would use the volume"
     ),
@@ -380,6 +386,9 @@ UNSAFE = {
     # Where a kubelet mounts it, however it is written.
     f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: //var/lib/milvus/etcd}}]}}": ENDS,
     f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: var/lib/milvus/etcd}}]}}": ENDS,
+    # A folder is not below another one because its name begins with that of the other.
+    f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus}}, {{name: data, mountPath: "
+    "/var/lib/milvus/data}], settings: {localStorage.path: /var/lib/milvus/data-2}}": f"localStorage.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, ephemeral: {}}]}": f"localStorage.path {ENDS}",
     "{size: 1Gi, volumes: [{name: data, csi: {driver: a}}]}": f"localStorage.path {ENDS}",
     # One of the two stays: Milvus deletes vectors that its etcd does not know.
@@ -418,6 +427,7 @@ SAFE = [
     "{size: 1Gi, grace: 1}",
     "{mounts: null, env: null, volumes: null, size: 1Gi}",  # left empty: they name nothing
     "{size: 1Gi, settings: {localStorage.path: /var/lib/milvus/./mine/, rocksmq.path: /var/lib/milvus/q}}",
+    f"{{size: 1Gi, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus/da}}]}}",
     # Folders that are not used.
     "{size: 1Gi, settings: {minio.address: a, localStorage.path: /cache}}",
     "{size: 1Gi, settings: {etcd: {endpoints: a, data.dir: default.etcd}}}",
