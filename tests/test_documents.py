@@ -137,9 +137,10 @@ def shell(kube: Kube, tmp_path: Path) -> Shell:
 
 
 def test_the_commands_to_try_it_on_a_cluster_and_to_remove_it(shell: Shell, command: Start) -> None:
-    shell("make install")  # which the first of these does, too
-    pip, apply, run = section("Run it")
+    shell("make uninstall YES=1")
+    pip, install, apply, run = section("Run it")
     assert pip == "pip install -r requirements.txt"  # by the environment of the tests
+    assert "condition met" in shell(install)
     assert "milvus-crd-test created" in shell(apply)
     assert run == "python milvus_operator.py"  # it does not end, but a dry run can
     dry_run = shell(f"{sys.executable} milvus_operator.py --once --dry-run")
