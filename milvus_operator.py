@@ -374,10 +374,15 @@ def canonical(name: str) -> str:
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     """The settings of default.yaml for an owner who has set these; None: nobody knows to what."""
-    named = [name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)]
+    elsewhere = [
+        canonical(name)
+        for name, value in theirs.items()
+        if value is None or not HERE.fullmatch(value)
+    ]
     chosen: dict[str, str] = {}
     for place, setting, choice in CHOICES:
-        if any(canonical(name).startswith(canonical(place)) for name in named):
+        start = canonical(place)
+        if any(name.startswith(start) for name in elsewhere):
             chosen.setdefault(setting, choice)
     return DEFAULTS | chosen
 
@@ -667,7 +672,7 @@ PARTS = {
 # A row is (part, other, setting): the part is of no use without the other, and the setting leads to
 # one of the other that is outside the pod.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
-SETTINGS_FILES = {
+SETTINGS_PATHS = {
     "/milvus",
     CONFIGS,
     *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user")),
@@ -860,7 +865,7 @@ def refuse_overrides(pod: Obj) -> None:
         raise Invalid(f"{text}: Milvus would not find its settings in {CONFIGS}")
     for mount in server["volumeMounts"]:
         path = path_of(mount)
-        if path in SETTINGS_FILES and mount not in file_mounts():
+        if path in SETTINGS_PATHS and mount not in file_mounts():
             text = f"spec.pod mounts settings at {path}, where the operator cannot judge them"
             raise Invalid(f"{text}: write them in spec.milvusSpec")
 
@@ -1654,8 +1659,8 @@ def slim(obj: Obj) -> Obj:
     """What is kept of any object: of what may be large, only what is read."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:9]]
-    fingerprint_of_pod = template_hash_of(obj)
-    metadata["annotations"] = {TEMPLATE_HASH: fingerprint_of_pod and fingerprint_of_pod[:LONG]}
+    ours = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
+    metadata["annotations"] = {key: text[:LONG] for key, text in ours.items()}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
     owner = controller_of(obj)
     metadata["ownerReferences"] = (
@@ -2304,11 +2309,10 @@ class Visit:
     @cached_property
     def is_current(self) -> bool:
         """Whether the Milvus still is as it was listed; it is read once in a visit."""
-        now = self.api.find(self.api.milvuses, self.milvus)
         keys = ("uid", "generation", "deletionTimestamp")
-        return now is not None and pick(now["metadata"], keys) == pick(
-            self.milvus["metadata"], keys
-        )
+        listed = pick(self.milvus["metadata"], keys)
+        now = self.api.find(self.api.milvuses, self.milvus)
+        return now is not None and pick(now["metadata"], keys) == listed
 
     def delete(self, action: Action) -> None:
         """Delete a surplus pod, after a fresh look whether it still is."""
