@@ -373,6 +373,7 @@ UNSAFE = {
     "mounts: [{name: a, mountPath: /milvus}]": "mounts settings at /milvus, where",
     "mounts: [{name: operator-config, mountPath: /milvus/configs/default.yaml, subPath: b}]": "configs/default",
     "env: [{name: MILVUSCONF, value: /a}]": "must not set workingDir or MILVUSCONF",
+    "folder: /a": "must not set workingDir or MILVUSCONF: Milvus would not find its settings in",
     "grace: 0": (
         "spec.pod.spec.terminationGracePeriodSeconds must not be 0: a new pod would use the volume"
     ),
@@ -474,6 +475,8 @@ def in_short(text: str) -> Obj:
     container = {"name": "milvus", "env": found.get("env", [])}
     if "mounts" in found:
         container["volumeMounts"] = found["mounts"]
+    if "folder" in found:
+        container["workingDir"] = found["folder"]
     pod = {"containers": [container], "volumes": found.get("volumes", [])}
     if "grace" in found:
         pod["terminationGracePeriodSeconds"] = found["grace"]
