@@ -238,6 +238,12 @@ def may_serve(pod: Obj) -> bool:
     return is_ready(pod) or (all_ready and not is_gated)
 
 
+def all_run(pod: Obj) -> bool:
+    """Whether each of its containers runs, Ready or not."""
+    containers = pod["status"].get(CONTAINERS) or []
+    return bool(containers) and all("running" in (one.get("state") or {}) for one in containers)
+
+
 def pick(obj: Obj, keys: Iterable[str]) -> Obj:
     """The part of the mapping that has these keys, without those that are null."""
     return {key: obj[key] for key in keys if obj.get(key) is not None}
@@ -917,8 +923,9 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 # What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
-# A pod's UID, and the time of its condition Ready, as text: a clock of a node may be wrong.
-ReadySince = tuple[str, str]
+# Of a pod: its UID, and the status and the time of its condition Ready. The time is only compared
+# with itself, because the clock of a node may be wrong.
+Readiness = tuple[str, str, str]
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -952,7 +959,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
     spec: Spec = Spec()
-    ready_at: Mapping[ReadySince, float] = field(default_factory=dict)  # when that was first seen
+    since: Mapping[Readiness, float] = field(default_factory=dict)  # when each was first seen
 
     @cached_property
     def mine(self) -> Objs:
@@ -1117,6 +1124,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   up to date and not Ready               no                yes
 #   outdated and Ready                     in its turn       no
 #   outdated, its node fell silent         no                yes: it may serve, and may come back
+#   outdated, not Ready, its containers    no                yes, for half a minute: its kubelet may
+#   run                                                      have restarted
 #   outdated and serving nobody            at once           yes, unless the API server refuses it
 #   ended, or ending                       no                yes
 # A pod that is surplus and …              is deleted        a roll waits for it
@@ -1134,7 +1143,7 @@ def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
     turns = [ordinal for ordinal in seen.outdated if ordinal not in seen.blocked]
     actions = {o: Action("replace", o, mine[o], OUTDATED) for o in turns}
     for ordinal, action in actions.items():
-        if is_broken(mine[ordinal]):
+        if is_broken(mine[ordinal], seen):
             yield action
     if is_any_unavailable(seen, refused):
         return
@@ -1156,7 +1165,7 @@ def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
             is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
-        elif is_broken(pod):
+        elif is_broken(pod, seen):
             is_waited_for = ("replace", ordinal) not in refused
         else:
             is_waited_for = not is_ready(pod)
@@ -1165,21 +1174,31 @@ def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
     return False
 
 
-def ready_since(pod: Obj) -> ReadySince:
-    return uid_of(pod), condition_of(pod, "Ready").get("lastTransitionTime") or ""
+def readiness_of(pod: Obj) -> Readiness:
+    ready = condition_of(pod, "Ready")
+    return uid_of(pod), ready.get("status", ""), ready.get("lastTransitionTime") or ""
+
+
+def seconds_of(pod: Obj, seen: Observed) -> float:
+    """For how long a pod has been Ready, or not Ready, by the clock of the loop. What was not seen
+    before, such as by a fresh look, has been so for no time."""
+    return seen.time - seen.since.get(readiness_of(pod), seen.time)
 
 
 def is_too_fresh(pod: Obj, seen: Observed) -> bool:
-    """Whether a Ready pod has been so for less than minReadySeconds; not if nobody says since
-    when. One that was not seen Ready before, such as by a fresh look, has been so for no time."""
-    key = ready_since(pod)
-    _, since = key
-    return since != "" and seen.time - seen.ready_at.get(key, seen.time) < seen.spec.min_ready
+    """Whether a Ready pod has been so for less than minReadySeconds."""
+    return seconds_of(pod, seen) < seen.spec.min_ready
 
 
-def is_broken(pod: Obj) -> bool:
-    """Whether it starts or runs, but serves nobody, so that nothing is lost by replacing it."""
-    return not (may_serve(pod) or is_over(pod))
+PROBING = 30  # seconds in which a probe finds that a container which runs is ready
+
+
+def is_broken(pod: Obj, seen: Observed) -> bool:
+    """Whether it starts or runs, but serves nobody, so that nothing is lost by replacing it. When a
+    kubelet restarts, its pods look so until their next probes (kubernetes/kubernetes#100277)."""
+    if may_serve(pod) or is_over(pod):
+        return False
+    return not all_run(pod) or seconds_of(pod, seen) >= PROBING
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
@@ -1988,7 +2007,7 @@ class Outcome(NamedTuple):
     # When a visit is due though nothing changes. If that is past, it has been waiting since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
-    ready_at: Mapping[ReadySince, float] = MappingProxyType({})  # see `Observed`
+    since: Mapping[Readiness, float] = MappingProxyType({})  # see `Observed`
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -2059,8 +2078,8 @@ class Visit:
         # 1. Decide what to do, and forget what is no longer to do. Steps 1 and 2 use the same
         #    `now`: if a back-off ended in between, what `roll` has decided would no longer hold.
         now = self.began
-        spec, ready_at = self.read_spec(), self.ready_at()
-        self.seen = dataclasses.replace(self.seen, spec=spec, ready_at=ready_at)
+        self.seen = dataclasses.replace(self.seen, spec=self.read_spec(), since=self.since())
+        spec = self.seen.spec
         actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
         self.retries.keep_only(self.keys(actions), now)
         if self.waits_for_time():
@@ -2098,10 +2117,10 @@ class Visit:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
-    def ready_at(self) -> dict[ReadySince, float]:
-        """When each pod was first seen Ready without a break."""
-        ready = [ready_since(pod) for pod in self.seen.mine.values() if is_ready(pod)]
-        return {key: self.last.ready_at.get(key, self.seen.time) for key in ready}
+    def since(self) -> dict[Readiness, float]:
+        """When each pod was first seen Ready, or not Ready, without a break."""
+        found = map(readiness_of, self.seen.mine.values())
+        return {key: self.last.since.get(key, self.seen.time) for key in found}
 
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready for long enough."""
@@ -2244,7 +2263,7 @@ class Visit:
             owes_status=owes_status,
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
-            ready_at=self.seen.ready_at,
+            since=self.seen.since,
             changes=[change.words for change, names in self.changes.items() for _name in names],
             events=self.events,
         )

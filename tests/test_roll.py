@@ -12,6 +12,8 @@ from tests.lib.judge import image_of
 from tests.lib.world import World, at_rest, milvus, pod
 
 CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+# A container whose probes have not answered since its kubelet restarted.
+RUNS = {"ready": False, "started": False, "state": {"running": {"startedAt": "2026-01-01T00:00Z"}}}
 
 
 def deleted(world: World) -> list[str]:
@@ -96,11 +98,11 @@ def test_a_pod_whose_sidecar_is_not_ready_serves_nobody_and_holds_up_no_correcti
     world = outdated(replicas)
     for name in world.pods():
         containers = {
-            "containerStatuses": [{"ready": True}],
-            "initContainerStatuses": [{"ready": False}],
+            "containerStatuses": [RUNS | {"ready": True}],
+            "initContainerStatuses": [RUNS],
         }
         world.server.set_pod(name, ready=False, **containers)
-    world.live()
+    world.live(8)
     assert sorted(deleted(world)) == [f"x-{ordinal}" for ordinal in range(replicas)]
 
 
@@ -358,6 +360,29 @@ def test_clocks_that_are_wrong_stop_no_roll_and_cost_no_second_database(skew: in
     (_, first), (_, second), (_, third) = times
     assert second - first >= 11
     assert third - second >= 11
+
+
+def test_a_kubelet_that_restarts_amid_a_roll_costs_no_database() -> None:
+    world = outdated(5)
+    world.live(2)
+    for ordinal in range(4):
+        world.server.set_pod(f"x-{ordinal}", containerStatuses=[RUNS])
+    world.live(5)
+    assert deleted(world) == ["x-4"]
+    for ordinal in range(4):
+        world.server.set_pod(f"x-{ordinal}", ready=True)
+    world.settle()
+    assert deleted(world) == ["x-4", "x-3", "x-2", "x-1", "x-0"]
+
+
+def test_outdated_pods_that_run_and_do_not_become_ready_are_all_replaced() -> None:
+    world = outdated(3)
+    for name in world.pods():
+        world.server.set_pod(name, containerStatuses=[RUNS])
+    world.live(5)
+    assert deleted(world) == []
+    world.live(5)
+    assert sorted(deleted(world)) == ["x-0", "x-1", "x-2"]
 
 
 def test_a_pod_that_was_not_ready_between_two_passes_begins_anew() -> None:

@@ -4,6 +4,7 @@ A pod is Ready, of the current template and owned by the Milvus `x`, unless word
 pods("x-0, x-1 old, x-2 old starting").
 """
 
+import dataclasses
 from collections.abc import Iterable
 from datetime import datetime
 from types import MappingProxyType
@@ -61,7 +62,8 @@ def decided(
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
     seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS, spec=read(milvus))
-    return [*mo.decide(seen, refused)]
+    long_ago = {mo.readiness_of(pod): 0.0 for pod in seen.mine.values()}
+    return [*mo.decide(dataclasses.replace(seen, since=long_ago), refused)]
 
 
 def new_status(
