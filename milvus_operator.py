@@ -578,7 +578,7 @@ MERGE_KEYS = {
 # Items of these lists are replaced as a whole: merged, a variable could have both `value` and
 # `valueFrom`, and a volume two sources, which the API server rejects.
 WHOLE = ("env", "volumes")
-# A probe has one of these. Nothing else of what the operator generates has any.
+# A probe has one of these.
 HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 
@@ -590,7 +590,7 @@ def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
     if not isinstance(over, dict):
         raise Invalid(f"{path} must be a mapping")
     merged = dict(base)
-    if pick(over, HANDLERS):
+    if path.endswith("Probe") and pick(over, HANDLERS):
         merged = {key: value for key, value in base.items() if key not in HANDLERS}
     for key, value in over.items():
         below = merged.get(key)
@@ -1039,7 +1039,7 @@ def state_of_claim(claim: Obj) -> str:
 def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     """What is wrong with a claim that is Terminating, Lost or gone; the pod is its own."""
     reason = CLAIM_TERMINATING if state == "Terminating" else CLAIM_LOST
-    if pod and not is_over(pod):
+    if pod and has_begun(pod) and not is_over(pod):
         text = f"claim {name} is {state}, and only its pod still reaches the data"
         advice = "back it up, or set the volume's reclaim policy to Retain, before the pod ends"
     elif state == "Terminating" and (not pod or is_ending(pod)):
@@ -2067,7 +2067,7 @@ class Visit:
             text = unexpected(error)
             if text != self.last.told:
                 self.log(logging.ERROR, text)
-            self.due = self.began + LONGEST_DELAY
+            self.come_back(self.began + LONGEST_DELAY)
             return self.new_outcome(FAILED, text, owes_status=True)
         finally:
             # The loop keeps the visit, and a spec that is read may be large.
@@ -2083,7 +2083,7 @@ class Visit:
         actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
         self.retries.keep_only(self.keys(actions), now)
         if self.waits_for_time():
-            self.due = now + 1
+            self.come_back(now + 1)
 
         # 2. Do what does not back off, up to a failure that the others would meet, too.
         if not self.retries.waits(ANSWER, now):
@@ -2096,7 +2096,7 @@ class Visit:
         #    to the next visit. That one must write it, whatever it does: else a Milvus for which
         #    something is done in each pass, such as one whose pods are all deleted, has none.
         if self.changes and not self.api.dry_run:
-            self.due = min(self.due, self.api.clock())
+            self.come_back(self.api.clock())
             if not self.last.owes_status:
                 return self.new_outcome(self.last.state, self.last.told, owes_status=True)
         problems, lasting = self.retries.problems(), self.retries.lasting(now)
@@ -2107,6 +2107,10 @@ class Visit:
         # 5. Return what came of it.
         state = FAILED if self.retries.has_failed(STATUS) else state_of(status)
         return self.new_outcome(state, told, owes_status=not is_right)
+
+    def come_back(self, time: float) -> None:
+        """Make the next visit at this time, though nothing changes; or sooner, if that is due."""
+        self.due = min(self.due, time)
 
     def read_spec(self) -> Spec:
         try:
@@ -2144,7 +2148,7 @@ class Visit:
                 continue
             if not self.api.may_act():
                 # What is cut off keeps its place in the line.
-                self.due = min(self.last.due, now)
+                self.come_back(min(self.last.due, now))
                 break
             error = self.attempt(action)
             if not error or self.retries.tries_once:
@@ -2160,7 +2164,7 @@ class Visit:
             getattr(self, action.verb)(action)
         except ApiError as error:
             now = self.api.clock()
-            self.due = min(self.due, now)  # for the actions that this has held up
+            self.come_back(now)  # for the actions that this has held up
             if error.failure is Failure.LOST and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
             elif error.code:
@@ -2201,11 +2205,11 @@ class Visit:
         if self.retries.waits(STATUS, now):
             return False
         if not self.retries.tries_once:  # to see it listed: something else may respond
-            self.due = min(self.due, now)
+            self.come_back(now)
         try:
             self.api.write_status(self.milvus, status)
         except ApiError as error:
-            self.due = min(self.due, now)
+            self.come_back(now)
             if error.why.reason != WAITING and not self.retries.has_failed(STATUS):
                 self.log(logging.WARNING, f"the status update failed: {error}")
             # An older CRD has no status, so that this would be tried in each pass.

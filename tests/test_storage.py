@@ -236,6 +236,15 @@ def test_a_pod_whose_init_containers_have_begun_has_data_already(state: Obj) -> 
     assert world.reason() == "ClaimLost"
 
 
+def test_the_claim_of_a_pod_that_never_ran_holds_nothing_to_back_up() -> None:
+    world = World(milvus(**STORED))
+    world.passes(2)
+    hold(world, "data-x-0")
+    world.passes(2)
+    assert world.reason() == "ClaimTerminating"
+    assert "no pod is running with it: if nobody needs that data, delete the pod" in world.message()
+
+
 def test_a_lost_claim_without_our_label_keeps_its_pod_too() -> None:
     world = at_rest(milvus(**STORED))
     before = world.uids()
