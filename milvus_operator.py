@@ -1992,7 +1992,9 @@ class Change(NamedTuple):
         return f"{self.reason.lower()} {self.kind}"
 
 
-HANDICAP = 30  # seconds: see `Visit.turn`
+# Seconds by which others go first: see `Visit.turn`.
+BEHIND = 30
+LAST = 60
 
 
 class Outcome(NamedTuple):
@@ -2004,6 +2006,7 @@ class Outcome(NamedTuple):
     # A visit that changes something leaves the status to the next one, whose lists show the effect.
     # That one must write it, even if it changes something, too.
     owes_status: bool = False
+    has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
     # When a visit is due though nothing changes. If that is past, it has been waiting since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
@@ -2023,6 +2026,7 @@ class Visit:
     changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     due: float = inf
+    has_more: bool = False
 
     def __post_init__(self) -> None:
         self.milvus = self.seen.milvus
@@ -2048,13 +2052,15 @@ class Visit:
     def turn(self, now: float) -> float:
         """When it came, for the order of visits: who waits longest goes first. But a database that
         was lost does not wait for a thousand new ones, and new ones do not wait for those that
-        have failed."""
-        handicap = 0
-        if not self.last.versions:  # it was never visited
-            handicap = HANDICAP
+        have failed, nor, for half a minute, for those that only have a status to be written."""
+        since = min(self.last.due, now)
         if self.last.state == FAILED:
-            handicap = 2 * HANDICAP
-        return min(self.last.due, now) + handicap
+            return since + LAST
+        is_new = not self.last.versions  # it was never visited
+        only_tells = self.last.owes_status and not self.last.has_more
+        if is_new or (only_tells and now < since + BEHIND):
+            return since + BEHIND
+        return since
 
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
@@ -2148,6 +2154,7 @@ class Visit:
                 continue
             if not self.api.may_act():
                 # What is cut off keeps its place in the line.
+                self.has_more = True
                 self.come_back(min(self.last.due, now))
                 break
             error = self.attempt(action)
@@ -2265,6 +2272,7 @@ class Visit:
             state=state,
             told=told,
             owes_status=owes_status,
+            has_more=self.has_more,
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
             since=self.seen.since,
@@ -2562,7 +2570,7 @@ class Operator:
             return visit.outcome
         old = visit.outcome
         kept = old._replace(retries=old.retries.for_another_spec(), state=PROGRESSING, told="")
-        return kept._replace(due=min(old.due, now))
+        return kept._replace(due=min(old.due, now), has_more=True)
 
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that

@@ -198,6 +198,19 @@ def test_a_lost_database_and_a_change_go_before_what_was_never_served() -> None:
     assert world.names("create", "pods").index("lost-0") < 22
 
 
+def test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before_both() -> None:
+    world = World(*(milvus(f"x{number:02}") for number in range(60)))
+    world.server.delay("create", "pods", 1)
+    start = world.clock.now()
+    world.operator.run_pass()
+    world.change("x00", replicas=2)
+    world.run(60)
+    assert world.names("create", "pods")[8] == "x00-1"
+    times = [one.time - start for one in world.requests("patch", "milvuses/status")]
+    assert sum(time < 30 for time in times) < 8, "of what the end of a pass cut off"
+    assert sum(time < 45 for time in times) > 10
+
+
 def test_behind_some_that_take_ten_seconds_to_fail_a_new_one_is_served_next() -> None:
     """As behind a webhook that fails after its timeout. With 16 workers, they may be forty."""
     several = [milvus(f"bad{number}") for number in range(3)]
