@@ -1124,8 +1124,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   up to date and not Ready               no                yes
 #   outdated and Ready                     in its turn       no
 #   outdated, its node fell silent         no                yes: it may serve, and may come back
-#   outdated, not Ready, its containers    no                yes, for half a minute: its kubelet may
-#   run                                                      have restarted
+#   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
+#   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless the API server refuses it
 #   ended, or ending                       no                yes
 # A pod that is surplus and …              is deleted        a roll waits for it
@@ -1190,7 +1190,7 @@ def is_too_fresh(pod: Obj, seen: Observed) -> bool:
     return seconds_of(pod, seen) < seen.spec.min_ready
 
 
-PROBING = 30  # seconds in which a probe finds that a container which runs is ready
+PROBING = 60  # seconds in which a probe finds that a container which runs is ready
 
 
 def is_broken(pod: Obj, seen: Observed) -> bool:
@@ -2526,7 +2526,7 @@ class Operator:
         """What the failure of a list is called, and the details."""
         if error.code == 401:
             return f"{self.api.server} rejects the credentials", "log in again, or renew the token"
-        if not error.code:
+        if error.code in (0, 429):  # 429: it throttles requests, whatever they are about
             return f"requests to {self.api.server} fail", str(error)
         plural = listing.resource.name
         advice = ""

@@ -33,6 +33,7 @@ def counted() -> list[float]:
         ("pods", 401, "", "http://memory rejects the credentials: log in again"),
         ("pods", 403, NO_LIST, f"cannot list pods in namespace test: {NO_LIST} (see the role"),
         ("milvuses", 404, "no", "cannot list milvuses in namespace test: no (install the CRD with"),
+        ("pods", 429, "too many", "requests to http://memory fail: too many"),
         ("pods", 404, "no", "cannot list pods in namespace test: no"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_pod_whose_sidecar_is_not_ready_serves_nobody_and_holds_up_no_correcti
             "initContainerStatuses": [RUNS],
         }
         world.server.set_pod(name, ready=False, **containers)
-    world.live(8)
+    world.live(14)
     assert sorted(deleted(world)) == [f"x-{ordinal}" for ordinal in range(replicas)]
 
 
@@ -367,7 +367,7 @@ def test_a_kubelet_that_restarts_amid_a_roll_costs_no_database() -> None:
     world.live(2)
     for ordinal in range(4):
         world.server.set_pod(f"x-{ordinal}", containerStatuses=[RUNS])
-    world.live(5)
+    world.live(11)
     assert deleted(world) == ["x-4"]
     for ordinal in range(4):
         world.server.set_pod(f"x-{ordinal}", ready=True)
@@ -379,9 +379,9 @@ def test_outdated_pods_that_run_and_do_not_become_ready_are_all_replaced() -> No
     world = outdated(3)
     for name in world.pods():
         world.server.set_pod(name, containerStatuses=[RUNS])
-    world.live(5)
+    world.live(12)
     assert deleted(world) == []
-    world.live(5)
+    world.live(2)
     assert sorted(deleted(world)) == ["x-0", "x-1", "x-2"]
 
 
