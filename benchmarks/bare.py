@@ -4,7 +4,6 @@
     python -m benchmarks.bare NAMESPACE delete_pods         # all but the first of each Milvus
     python -m benchmarks.bare NAMESPACE list_all            # what the operator lists, forever
     python -m benchmarks.bare NAMESPACE watch_all           # the same, as an idle controller does it
-    python -m benchmarks.bare NAMESPACE rest                # ask for nothing
     python -m benchmarks.bare NAMESPACE run_replica_sets    # with the same pods
     python -m benchmarks.bare NAMESPACE run_stateful_sets   # also with the same pods
 
