@@ -331,14 +331,14 @@ COMPONENTS = (
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
 # A place elsewhere that is named is used. A row is (place, setting, value): if an owner sets the
-# place, or anything below it, default.yaml sets the setting to the value. Of several queues, the
-# first counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues.
+# place, or what begins so, default.yaml sets the setting to the value. Of several queues, the first
+# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
-    ("woodpecker.storage.", "mq.type", "woodpecker"),
+    ("woodpecker.storage", "mq.type", "woodpecker"),
 )
 # What is no place elsewhere: nothing at all, or an address in the pod, as in a whole milvus.yaml.
 HERE = re.compile(r"|~|null|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)
@@ -380,10 +380,9 @@ def canonical(name: str) -> str:
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     """The settings of default.yaml for an owner who has set these; None: nobody knows to what."""
+    values = {canonical(name): value for name, value in theirs.items()}  # of two, the last counts
     elsewhere = [
-        canonical(name)
-        for name, value in theirs.items()
-        if value is None or not HERE.fullmatch(value)
+        name for name, value in values.items() if value is None or not HERE.fullmatch(value)
     ]
     chosen: dict[str, str] = {}
     for place, setting, choice in CHOICES:
@@ -452,7 +451,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so that `overlay` refuses anything else
+        "metadata": {"labels": {}, "annotations": {}},  # so `overlay` refuses what is no mapping
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -655,7 +654,7 @@ FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"
 
 
 class Part(NamedTuple):
-    """A part of the data. With a value of the decider that is not in `folders`, it is elsewhere."""
+    """A part of the data. If the decider has a value that `folders` lacks, it is elsewhere."""
 
     decider: str  # the setting that says where it is
     folders: dict[str, str]  # by value of the decider: the setting of the folder in the pod
@@ -877,13 +876,13 @@ def refuse_overrides(pod: Obj) -> None:
 
 
 def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
-    """Where each part of the data is; without one of which that is not known here. Raises
+    """Where each part of the data is. Those whose place is not known here are left out. Raises
     Invalid."""
     settings = settings_in_force(spec, pod)
     places: dict[str, Place] = {}
     for part, (decider, folders) in PARTS.items():
         choice = settings.get(canonical(decider), "").lower()
-        is_in_bucket = settings.get("woodpeckerstoragetype") != "local"
+        is_in_bucket = settings.get(canonical("woodpecker.storage.type")) != "local"
         if choice in folders and not (choice == "woodpecker" and is_in_bucket):
             folder = folders[choice]
             places[part] = Place(folder, volume_of(folder, settings, pod))
@@ -925,7 +924,7 @@ Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
 # Of a pod: its UID, and the status and the time of its condition Ready. The time is only compared
 # with itself, because the clock of a node may be wrong.
-Readiness = tuple[str, str, str]
+ReadyState = tuple[str, str, str]
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -959,7 +958,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
     spec: Spec = Spec()
-    since: Mapping[Readiness, float] = field(default_factory=dict)  # when each was first seen
+    since: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was first seen
 
     @cached_property
     def mine(self) -> Objs:
@@ -1020,9 +1019,10 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
 
 
 def is_outdated(pod: Obj, spec: Spec) -> bool:
-    """Whether it is of another template. Of a pod without a fingerprint, that is not known. If such
-    a pod were replaced, whatever removed the fingerprint would do so again, for ever."""
-    return template_hash_of(pod) not in (None, spec.template_hash)
+    """Whether it is of another template. If the spec is invalid, or the pod has no fingerprint,
+    that is not known. If such a pod were replaced, whatever removed the fingerprint would do so
+    again, for ever."""
+    return not spec.invalid and template_hash_of(pod) not in (None, spec.template_hash)
 
 
 BLOCKING = (
@@ -1063,7 +1063,7 @@ def decide(seen: Observed, refused: Refused) -> Iterator[Action]:
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
     if seen.lacks_service:
-        yield Action("expose", SERVICE, by_name(seen.milvus, name_of(seen.milvus)))
+        yield Action("expose", SERVICE, only_named(seen.milvus, name_of(seen.milvus)))
 
 
 def tidy(seen: Observed) -> Iterator[Action]:
@@ -1092,7 +1092,7 @@ def complete(seen: Observed) -> Iterator[Action]:
     not_missing = {*seen.mine, *taken, *seen.blocked}
     for ordinal in range(spec.replicas):
         if ordinal not in not_missing:
-            yield Action("create", ordinal, by_name(milvus, pod_name(milvus, ordinal)))
+            yield Action("create", ordinal, only_named(milvus, pod_name(milvus, ordinal)))
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
@@ -1100,10 +1100,10 @@ def complete(seen: Observed) -> Iterator[Action]:
             if has_begun(pod):
                 yield Action("verify", ordinal, pod)
             else:
-                yield Action("claim", ordinal, by_name(milvus, claim_name(milvus, ordinal)))
+                yield Action("claim", ordinal, only_named(milvus, claim_name(milvus, ordinal)))
 
 
-def by_name(milvus: Obj, name: str) -> Obj:
+def only_named(milvus: Obj, name: str) -> Obj:
     """The name of what is to be created. The rest is made when it is sent: made all at once, a
     thousand pods of a large spec would take minutes, and gigabytes."""
     return {"metadata": {"namespace": namespace_of(milvus), "name": name}}
@@ -1126,7 +1126,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, its node fell silent         no                yes: it may serve, and may come back
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
-#   outdated and serving nobody            at once           yes, unless the API server refuses it
+#   outdated and serving nobody            at once           yes, unless it can't be replaced now
 #   ended, or ending                       no                yes
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
@@ -1145,7 +1145,7 @@ def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
     for ordinal, action in actions.items():
         if is_broken(mine[ordinal], seen):
             yield action
-    if is_any_unavailable(seen, refused):
+    if must_roll_wait(seen, refused):
         return
     for ordinal, action in reversed(actions.items()):
         may_another_end = bool(seen.maybe_deleted - {ordinal})
@@ -1154,7 +1154,7 @@ def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
             return
 
 
-def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
+def must_roll_wait(seen: Observed, refused: Refused) -> bool:
     """Whether a roll waits for any pod: see the table. A surplus one that may serve counts, because
     this pass deletes it: it must not take down two pods that serve."""
     mine, spec = seen.mine, seen.spec
@@ -1166,7 +1166,7 @@ def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
         elif not is_outdated(pod, spec):
             is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
         elif is_broken(pod, seen):
-            is_waited_for = ("replace", ordinal) not in refused
+            is_waited_for = ordinal not in seen.blocked and ("replace", ordinal) not in refused
         else:
             is_waited_for = not is_ready(pod)
         if is_waited_for:
@@ -1174,7 +1174,7 @@ def is_any_unavailable(seen: Observed, refused: Refused) -> bool:
     return False
 
 
-def readiness_of(pod: Obj) -> Readiness:
+def ready_state_of(pod: Obj) -> ReadyState:
     ready = condition_of(pod, "Ready")
     return uid_of(pod), ready.get("status", ""), ready.get("lastTransitionTime") or ""
 
@@ -1182,7 +1182,7 @@ def readiness_of(pod: Obj) -> Readiness:
 def seconds_of(pod: Obj, seen: Observed) -> float:
     """For how long a pod has been Ready, or not Ready, by the clock of the loop. What was not seen
     before, such as by a fresh look, has been so for no time."""
-    return seen.time - seen.since.get(readiness_of(pod), seen.time)
+    return seen.time - seen.since.get(ready_state_of(pod), seen.time)
 
 
 def is_too_fresh(pod: Obj, seen: Observed) -> bool:
@@ -1257,8 +1257,8 @@ def readiness(seen: Observed, problems: Problems) -> Why:
         text += f"; outdated until somebody deletes them: {len(outdated)}"
     if not unready:
         return Why("Ready", text)
-    lasting = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
-    ordinal = next(iter(lasting or unready))
+    stuck = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
+    ordinal = next(iter(stuck or unready))
     reason, message = unready[ordinal]
     return Why(reason, f"{text}; {pod_name(seen.milvus, ordinal)}: {message or reason}")
 
@@ -1538,7 +1538,7 @@ class Failure(Enum):
     STALE = "it was decided by old lists"
     LOST = "there was no usable answer, so it may still take effect"
     OBJECTED = "its dry run was refused"
-    REFUSED = "the API server has said no"
+    REFUSED = "the API server, or a look at the claim, has said no"
 
 
 @dataclass(eq=False)  # an exception must have a hash
@@ -2010,7 +2010,7 @@ class Outcome(NamedTuple):
     # When a visit is due though nothing changes. If that is past, it has been waiting since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
-    since: Mapping[Readiness, float] = MappingProxyType({})  # see `Observed`
+    since: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -2127,9 +2127,9 @@ class Visit:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
-    def since(self) -> dict[Readiness, float]:
+    def since(self) -> dict[ReadyState, float]:
         """When each pod was first seen Ready, or not Ready, without a break."""
-        found = map(readiness_of, self.seen.mine.values())
+        found = map(ready_state_of, self.seen.mine.values())
         return {key: self.last.since.get(key, self.seen.time) for key in found}
 
     def waits_for_time(self) -> bool:
@@ -2342,13 +2342,17 @@ class Visit:
         """Whether the Milvus still is as it was listed; it is read once in a visit."""
         keys = ("uid", "generation", "deletionTimestamp")
         listed = pick(self.milvus["metadata"], keys)
-        now = self.api.find(self.api.milvuses, self.milvus)
-        return now is not None and pick(now["metadata"], keys) == listed
+        fresh = self.api.find(self.api.milvuses, self.milvus)
+        return fresh is not None and pick(fresh["metadata"], keys) == listed
+
+    def require_current(self) -> None:
+        if not self.is_current:
+            raise stale("the Milvus has changed")
 
     def delete(self, action: Action) -> None:
         """Delete a surplus pod, after a fresh look whether it still is."""
-        if may_serve(action.obj) and not self.is_current:
-            raise stale("the Milvus has changed")
+        if may_serve(action.obj):
+            self.require_current()
         self.remove(action)
 
     def remove(self, action: Action) -> None:
@@ -2365,9 +2369,9 @@ class Visit:
         self.api.check(new_pod(self.milvus, self.seen.spec, action.ordinal))
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
-            pods = self.api.list_now(self.milvus)
-            now = dataclasses.replace(self.seen, named=pods)
-            if is_any_unavailable(now, self.retries.refused(self.began)):
+            self.require_current()
+            fresh = dataclasses.replace(self.seen, named=self.api.list_now(self.milvus))
+            if must_roll_wait(fresh, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.remove(action)
 
@@ -2381,7 +2385,7 @@ class Visit:
         if not self.seen.spec.storage:
             return
         name = claim_name(self.milvus, ordinal)
-        claim = self.api.find(self.api.claims, by_name(self.milvus, name))
+        claim = self.api.find(self.api.claims, only_named(self.milvus, name))
         state = state_of_claim(claim) if claim else "gone"
         if state in BLOCKING:
             raise ApiError(why_claim_blocks(name, state, pod), Failure.REFUSED)
@@ -2492,7 +2496,9 @@ class Operator:
             if len(self.sending) < MOST_EVENTS:
                 self.sending.append(self.sender.submit(self.api.send, event))
             else:
-                log.debug("an event of milvus %s was not sent: too many wait", event["regarding"])
+                log.debug(
+                    "an event of milvus %s was not sent: too many wait", event["regarding"]["name"]
+                )
 
     def list_everything(self, outages: dict[str, str]) -> list[Visit]:
         """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""

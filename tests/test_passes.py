@@ -263,3 +263,12 @@ def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed() -> 
     world.passes(3)
     assert world.names("delete", "pods") == []
     assert len(world.pods()) == 2
+
+
+def test_a_pod_stays_if_its_milvus_is_changed_back_while_the_dry_run_is_asked() -> None:
+    world = at_rest(milvus())
+    world.change("x", image="milvus:2")
+    back = lambda _: world.change("x", image="milvus:1")  # noqa: E731
+    world.server.when("create", "pods", back, after=True, times=1)
+    world.live(5)
+    assert world.names("delete", "pods") == []

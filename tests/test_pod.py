@@ -188,6 +188,7 @@ CHOSEN = {
     "pulsar.maxMessageSize: 9": "{}",  # Milvus uses it for every queue
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
+    "minio.address: a; {name: MINIO_ADDRESS, value: localhost}": "{}",  # the variable wins
     "etcd: {rootPath: a}\nrocksmq.retentionSizeInMB: 1": "{}",
     "common: {kafka: a}\nmykafka.brokerList: a": "{}",
 }

@@ -417,6 +417,9 @@ def test_outdated_pods_that_begin_to_wait_are_told_once_by_an_event() -> None:
     for name in ("x-0", "x-1"):
         world.remove("pods", name)
         world.settle()
-    world.change("x", image="milvus:3")
+    world.change("x", milvusSpec="a: [")
+    world.settle()
+    assert world.status("x")["updatedReplicas"] == 2, "nobody knows better"
+    world.change("x", image="milvus:3", milvusSpec="")
     world.settle()
     assert len([event for event in world.events() if event.startswith("Waiting")]) == 2

@@ -62,7 +62,7 @@ def decided(
     mine = named(milvus, pods)
     stored = named(milvus, claims, "data-")
     seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS, spec=read(milvus))
-    long_ago = {mo.readiness_of(pod): 0.0 for pod in seen.mine.values()}
+    long_ago = {mo.ready_state_of(pod): 0.0 for pod in seen.mine.values()}
     return [*mo.decide(dataclasses.replace(seen, since=long_ago), refused)]
 
 
