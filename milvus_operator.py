@@ -1179,6 +1179,12 @@ def ready_state_of(pod: Obj) -> ReadyState:
     return uid_of(pod), ready.get("status", ""), ready.get("lastTransitionTime") or ""
 
 
+def age_of(state: ReadyState, now: datetime) -> float:
+    """Seconds since its time, by the clocks of the kubelet and of this host."""
+    _, _, since = state
+    return (now - datetime.fromisoformat(since)).total_seconds() if since else 0
+
+
 def seconds_of(pod: Obj, seen: Observed) -> float:
     """For how long a pod has been Ready, or not Ready, by the clock of the loop. What was not seen
     before, such as by a fresh look, has been so for no time."""
@@ -2128,9 +2134,13 @@ class Visit:
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
     def since(self) -> dict[ReadyState, float]:
-        """When each pod was first seen Ready, or not Ready, without a break."""
-        found = map(ready_state_of, self.seen.mine.values())
-        return {key: self.last.since.get(key, self.seen.time) for key in found}
+        """When each pod was first seen Ready, or not Ready, without a break. With --once, nobody
+        has looked before, so what the kubelet says has to do, though its clock may be wrong."""
+        found = dict.fromkeys(map(ready_state_of, self.seen.mine.values()), self.seen.time)
+        if self.retries.tries_once:
+            now = datetime.now(UTC)
+            found = {key: at - age_of(key, now) for key, at in found.items()}
+        return {key: self.last.since.get(key, at) for key, at in found.items()}
 
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready for long enough."""

@@ -216,6 +216,7 @@ SAME = {
         pod: {spec: {nodeSelektor: {}}}; updateStrategy: {type: OnDelete}""",
     "milvusSpec: '{a: {b: 1, c: [x, 0.5]}}'": """
         milvusSpec: "a.c: x,0.5 # why\\na.b: 1"; milvusSpec: "a: {b: '1'}\\na.c: [x, '0.5']\\n" """,
+    "milvusSpec: 'a.b: -1'": "milvusSpec: 'a: {b: \"-1\"}'",
     "milvusSpec: 'a.b: true'": "milvusSpec: 'a: {b: \"true\"}'; milvusSpec: \"a:\\n  b: 'true'\\n\"",
     "pod: {spec: {a: 1, b: 1}, metadata: {labels: {c: d}}}": """
         pod: {metadata: {labels: {c: d}, annotations: {}}, spec: {b: 1, a: 1, securityContext: {}}}""",

@@ -203,12 +203,13 @@ JUDGED = {
     "{}": "",
     "pod: {metadata: {labels: {a: b}}}": "",
     "pod: {spec: {nodeSelector: {a: b}, containers: [{name: milvus, env: [{name: A, value: b}]}]}}": "",
-    "pod: {spec: {containers: [{name: milvus, env: [{name: A, valueFrom: {secretKeyRef: {name: x-root, key: b}}}]}]}}": "",
+    "pod: {spec: {containers: [{name: milvus, env: [{name: A, valueFrom: {secretKeyRef: {name: milvus-x, key: b}}}]}]}}": "",
+    "pod: {spec: {containers: [{name: milvus, env: [{name: A, valueFrom: {secretKeyRef: {name: milvus-x-root, key: b}}}]}]}}": "only from the Secret",
     "pod: {spec: {containers: [{name: milvus, env: [{name: A, valueFrom: {secretKeyRef: {name: other, key: b}}}]}]}}": (
-        "only from a Secret"
+        "only from the Secret"
     ),
     "pod: {spec: {containers: [{name: milvus, env: [{name: A, valueFrom: {configMapKeyRef: {name: x, key: b}}}]}]}}": (
-        "only from a Secret"
+        "only from the Secret"
     ),
     "pod: {spec: {serviceAccountName: admin}}": "only placement",
     "pod: {spec: {volumes: [{name: a, hostPath: {path: /}}]}}": "only placement",

@@ -8,6 +8,8 @@ import pytest
 from tests.lib.world import World, at_rest, milvus
 
 STORED = {"size": "1Gi"}
+NOW = "2999-01-01T00:00:00Z"  # as a clock says that is ahead
+LONG_AGO = "2026-01-01T00:00:00Z"
 
 
 def test_once_retries_conflicts_but_not_forever() -> None:
@@ -46,6 +48,23 @@ def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll(
     assert world.clock.now() == start
     assert world.status("x")["pods"] == ["x-0", "x-1"]
     assert world.status("y")["pods"] == ["y-0"]
+
+
+def test_runs_of_once_go_on_with_a_roll_by_the_time_of_the_kubelet() -> None:
+    """Such as a CronJob's, each in a process of its own."""
+    world = at_rest(milvus(replicas=3))
+    world.change("x", image="milvus:2")
+    for since, images in (
+        (NOW, ["milvus:1", "milvus:1", "milvus:2"]),
+        (LONG_AGO, ["milvus:2"] * 3),
+    ):
+        for _ in range(6):
+            assert world.new_operator().run_once()
+            world.server.finish_deletions()
+            for name in world.pods():
+                ready = {"type": "Ready", "status": "True", "lastTransitionTime": since}
+                world.server.set_pod(name, conditions=[ready])
+        assert world.images() == images
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,23 @@ def test_behind_some_that_take_ten_seconds_to_fail_a_new_one_is_served_next() ->
     assert [one.name for one in waited].index("good-0") <= 1, "what has failed comes last"
 
 
+def test_what_has_failed_queues_half_a_minute_behind_what_is_new() -> None:
+    world = World(milvus("bad"))
+    world.server.reject("create", "pods", 500, "not now", "InternalError", name="bad-0")
+    for _ in range(2):
+        world.operator.run_pass()
+    world.clock.advance(20)
+    world.add(milvus("new"))
+    world.forget()
+    world.operator.run_pass()
+    assert world.names("create", "pods") == ["new-0", "bad-0"]
+    world.clock.advance(60)
+    world.add(milvus("later"))
+    world.forget()
+    world.operator.run_pass()
+    assert world.names("create", "pods") == ["bad-0", "later-0"]
+
+
 def test_a_dry_run_that_always_takes_longer_than_a_pass_acts_stops_no_roll() -> None:
     """As with a slow admission webhook. What was decided is looked at once more after it."""
     world = at_rest(milvus(replicas=2))
