@@ -332,13 +332,13 @@ DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
 # A place elsewhere that is named is used. A row is (place, setting, value): if an owner sets the
 # place, or what begins so, default.yaml sets the setting to the value. Of several queues, the first
-# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues.
+# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues, and
+# woodpecker.storage is to be set before a queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
-    ("woodpecker.storage", "mq.type", "woodpecker"),
 )
 # What is no place elsewhere: nothing at all, or an address in the pod, as in a whole milvus.yaml.
 HERE = re.compile(r"|~|null|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)

@@ -173,7 +173,6 @@ CHOSEN = {
     "etcd: {endpoints: [a:2379, b:2379]}": "etcd.use.embed: false",
     "kafka.brokerList: a:9092": "mq.type: kafka",
     "pulsar: {address: a}\nkafka: {brokerList: b}": "mq.type: pulsar",
-    "woodpecker: {storage: {type: local}}": "mq.type: woodpecker",
     f"; {{name: MINIO_ADDRESS, {SECRET}}}": "common.storageType: remote",
     "; {name: MILVUS_CONF_ETCD_ENDPOINTS, value: a}": "etcd.use.embed: false",
     "minio.address: a; {name: kafka.brokerList, value: a}": (
@@ -186,6 +185,7 @@ CHOSEN = {
     "minio: {address: ''}\nkafka: {brokerList: }\npulsar.address: pulsar://localhost:6650": "{}",
     "minio.address: null\netcd.endpoints: localhost:2379": "{}",
     "pulsar.maxMessageSize: 9": "{}",  # Milvus uses it for every queue
+    "woodpecker: {storage: {type: local}}": "{}",  # Milvus wants it before mq.type is switched
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
     "minio.address: a; {name: MINIO_ADDRESS, value: localhost}": "{}",  # the variable wins
@@ -348,7 +348,7 @@ UNSAFE = {
     "settings: {mq: {type: natsmq}, natsmq.server.storeDir: /nats}": (
         f"natsmq.server.storeDir {BELOW}"
     ),
-    "settings: {woodpecker.storage: {type: local, rootPath: /wp}}": (
+    "settings: {mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: /wp}}": (
         f"woodpecker.storage.rootPath {BELOW}"
     ),
     "settings: {etcd.use.embed: 'yes', etcd.data.dir: /etcd}": f"etcd.data.dir {BELOW}",
@@ -414,7 +414,7 @@ UNSAFE = {
     "{replicas: 9, size: 1Gi, settings: {etcd.endpoints: a}}": "their etcd in the same place (etcd.use",
     "{replicas: 2, settings: {kafka.brokerList: a}}": "their queue in the same place (mq.type)",
     "{replicas: 2, settings: {mq.type: woodpecker}}": "their queue in the same place (mq.type)",
-    "{replicas: 2, settings: {woodpecker.storage.type: service}}": "their queue in the same place",
+    "{replicas: 2, settings: {mq.type: woodpecker, woodpecker.storage.type: service}}": "their queue",
     f"{{replicas: 2, {DISK}, {AT_DATA}}}": "their vectors in the same place (localStorage.path)",
     f"{{replicas: 2, {NFS}, env: [{{name: ME, valueFrom: {{fieldRef: {{fieldPath: metadata.name}}}}}}], "
     "mounts: [{name: mine, mountPath: /var/lib/milvus, subPathExpr: $(ME)}]}": ONE_EACH,
@@ -435,8 +435,8 @@ SAFE = [
     "{size: 1Gi, settings: {etcd: {endpoints: a, data.dir: default.etcd}}}",
     "{settings: {pulsar.address: a, rocksmq.path: /q}}",
     "{settings: {mq.type: rocksmq, woodpecker.storage: {type: local, rootPath: /wp}}}",
-    "{size: 1Gi, settings: {woodpecker.storage: {type: minio, rootPath: wp}}}",
-    "{replicas: 2, size: 1Gi, settings: {woodpecker.storage: {type: local, rootPath: default}}}",
+    "{size: 1Gi, settings: {mq.type: woodpecker, woodpecker.storage: {type: minio, rootPath: wp}}}",
+    "{replicas: 2, size: 1Gi, settings: {mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: default}}}",
     # A local cache beside a bucket may end with the pod.
     f"{{size: 1Gi, settings: {{minio.address: a}}, {SCRATCH}, mounts: [{{name: mine, mountPath: /var/lib/milvus/data}}]}}",
     # All of it elsewhere; only what was not flushed is in the queue.
