@@ -1219,7 +1219,8 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     is_of_our_group = owner.get("apiVersion", "").startswith(f"{GROUP}/")
     is_namesake = is_of_our_group and pick(owner, kind) == pick(reference_to(milvus), kind)
     if is_ending(pod) or is_known or (is_namesake and not owns(milvus, pod)):
-        return Why(WAITING, f"pod {name} was created a moment ago, or is being deleted")
+        text = f"pod {name} was created a moment ago, or is being deleted"
+        return Why(WAITING, f"{text}; if of an earlier Milvus, the garbage collector deletes it")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
         return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")

@@ -198,6 +198,14 @@ def test_a_claim_with_the_data_of_a_snapshot_is_accepted_and_used(
     assert source == mo.claim_name(milvus(name="vectors"), 0) == mo.name_of(claim)
 
 
+def test_with_tls_rest_has_a_port_of_its_own() -> None:
+    """Otherwise Milvus ends when it starts (milvus-io/milvus#46312)."""
+    sample = yaml.safe_load((TOP / "samples/tls.yaml").read_text())
+    settings = yaml.safe_load(sample["spec"]["milvusSpec"])
+    assert settings["common.security.tlsMode"] == 1
+    assert settings["proxy.http.port"] not in (None, 0, mo.PORTS["milvus"])
+
+
 # What the policy of samples/pod-policy.yaml answers to such a spec; empty: it is allowed.
 JUDGED = {
     "{}": "",
