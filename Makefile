@@ -48,7 +48,7 @@ test-all: $(VENV)/ready ## run all tests, also those that take many minutes
 e2e: needs-image $(VENV)/e2e ## try all of it on the cluster of the current kubeconfig (IMAGE=…, MILVUS=…)
 	$(BIN)/python -m local.e2e $(if $(MILVUS),--milvus=$(MILVUS)) $(IMAGE)
 
-matrix: $(VENV)/ready ## run some tests on each Python and with older API servers
+matrix: $(VENV)/ready ## run some tests on each Python and with other API servers
 	$(BIN)/nox -f tests/noxfile.py
 
 lint: $(VENV)/ready ## run ruff and mypy
@@ -97,7 +97,7 @@ else ifeq ($(origin IMAGE),file)
 	@exit 1
 endif
 
-undeploy: ## delete the operator and its namespace (NAMESPACE=…)
+undeploy: ## delete the operator and its namespace (NAMESPACE=… keeps it)
 ifdef NAMESPACE
 	@echo "This deletes the operator and its permissions in the namespace $(NAMESPACE)."
 else

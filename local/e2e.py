@@ -204,7 +204,7 @@ class EndToEnd(Tour):
         self.find_again(f"{NAME}-0", f"{NAME}-1")
         self.limit_names(f"{NAME}-0")
 
-        self.step("The operator is killed in the middle of a rolling update")
+        self.step("The operator's pod is deleted by force in the middle of a rolling update")
         self.patch(NAME, milvusSpec=f"{SETTINGS}# more\nlog.level: warn")
         before = self.uids(NAME)
         self.wait("the first pod is replaced", lambda: self.uids(NAME) != before)
