@@ -922,9 +922,9 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 # What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
-# Of a pod: its UID, and the status and the time of its condition Ready. The time is only compared
-# with itself, because the clock of a node may be wrong.
-ReadyState = tuple[str, str, str]
+# Of a pod: its UID, the status and the time of its condition Ready, and whether it may serve. But
+# with --once, the time is only compared with itself, because the clock of a node may be wrong.
+ReadyState = tuple[str, str, str, bool]
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -1126,7 +1126,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, its node fell silent         no                yes: it may serve, and may come back
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
-#   outdated and serving nobody            at once           yes, unless it can't be replaced now
+#   outdated and serving nobody            at once           yes, unless it can't be replaced
 #   ended, or ending                       no                yes
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
@@ -1165,8 +1165,10 @@ def must_roll_wait(seen: Observed, refused: Refused) -> bool:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
             is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
+        elif ordinal in seen.blocked:
+            is_waited_for = may_serve(pod) and not is_ready(pod)
         elif is_broken(pod, seen):
-            is_waited_for = ordinal not in seen.blocked and ("replace", ordinal) not in refused
+            is_waited_for = ("replace", ordinal) not in refused
         else:
             is_waited_for = not is_ready(pod)
         if is_waited_for:
@@ -1176,18 +1178,20 @@ def must_roll_wait(seen: Observed, refused: Refused) -> bool:
 
 def ready_state_of(pod: Obj) -> ReadyState:
     ready = condition_of(pod, "Ready")
-    return uid_of(pod), ready.get("status", ""), ready.get("lastTransitionTime") or ""
+    since = ready.get("lastTransitionTime") or ""
+    return uid_of(pod), ready.get("status", ""), since, may_serve(pod)
 
 
 def age_of(state: ReadyState, now: datetime) -> float:
-    """Seconds since its time, by the clocks of the kubelet and of this host."""
-    _, _, since = state
-    return (now - datetime.fromisoformat(since)).total_seconds() if since else 0
+    """Seconds since its time, by the clocks of the kubelet and of this host; if nobody says since
+    when, it has always been so."""
+    _, _, since, _ = state
+    return (now - datetime.fromisoformat(since)).total_seconds() if since else inf
 
 
 def seconds_of(pod: Obj, seen: Observed) -> float:
-    """For how long a pod has been Ready, or not Ready, by the clock of the loop. What was not seen
-    before, such as by a fresh look, has been so for no time."""
+    """For how long a pod has been Ready, or not Ready. What was not seen before, such as by a fresh
+    look, has been so for no time."""
     return seen.time - seen.since.get(ready_state_of(pod), seen.time)
 
 
@@ -2059,15 +2063,15 @@ class Visit:
     def turn(self, now: float) -> float:
         """When it came, for the order of visits: who waits longest goes first. But a database that
         was lost does not wait for a thousand new ones, and new ones do not wait for those that
-        have failed, nor, for half a minute, for those that only have a status to be written."""
+        have failed. The first status of a new one may wait half a minute for the pods of others."""
         since = min(self.last.due, now)
         if self.last.state == FAILED:
             return since + LAST
-        is_new = not self.last.versions  # it was never visited
-        only_tells = self.last.owes_status and not self.last.has_more
-        if is_new or (only_tells and now < since + BEHIND):
-            return since + BEHIND
-        return since
+        is_new = not conditions_of(self.milvus)
+        if not is_new or self.last.has_more:
+            return since
+        was_visited = bool(self.last.versions)
+        return since if was_visited and now >= since + BEHIND else since + BEHIND
 
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
@@ -2144,7 +2148,7 @@ class Visit:
         return {key: self.last.since.get(key, at) for key, at in found.items()}
 
     def waits_for_time(self) -> bool:
-        """Whether a roll may wait until pods have been Ready for long enough."""
+        """Whether a roll may wait until pods have been Ready, or not Ready, for long enough."""
         spec = self.seen.spec
         if spec.invalid or spec.updates_on_delete or self.retries.tries_once:
             return False

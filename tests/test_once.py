@@ -50,6 +50,16 @@ def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll(
     assert world.status("y")["pods"] == ["y-0"]
 
 
+def test_runs_of_once_finish_a_roll_if_nobody_says_since_when_pods_are_ready() -> None:
+    world = at_rest(milvus(replicas=2))
+    world.change("x", image="milvus:2")
+    for _ in range(4):
+        assert world.new_operator().run_once()
+        world.server.finish_deletions()
+        world.server.run_pods()
+    assert world.images() == ["milvus:2"] * 2
+
+
 def test_runs_of_once_go_on_with_a_roll_by_the_time_of_the_kubelet() -> None:
     """Such as a CronJob's, each in a process of its own."""
     world = at_rest(milvus(replicas=3))

@@ -211,6 +211,21 @@ def test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before
     assert sum(time < 45 for time in times) > 10
 
 
+def test_an_evicted_database_comes_back_in_the_next_pass_amid_a_burst() -> None:
+    world = at_rest(milvus("lost", replicas=2))
+    for number in range(60):
+        world.add(milvus(f"a{number:02}"))
+    world.server.delay("create", "pods", 1)
+    world.server.fail("lost-0")
+    start = world.clock.now()
+    for _ in range(3):
+        world.operator.run_pass()
+        world.server.finish_deletions()
+    assert "lost-0" in world.pods()
+    (again,) = [one for one in world.requests("create", "pods")[2:] if one.name == "lost-0"]
+    assert again.time - start <= 9
+
+
 def test_behind_some_that_take_ten_seconds_to_fail_a_new_one_is_served_next() -> None:
     """As behind a webhook that fails after its timeout. With 16 workers, they may be forty."""
     several = [milvus(f"bad{number}") for number in range(3)]

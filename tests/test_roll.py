@@ -362,9 +362,15 @@ def test_clocks_that_are_wrong_stop_no_roll_and_cost_no_second_database(skew: in
     assert third - second >= 11
 
 
-def test_a_kubelet_that_restarts_amid_a_roll_costs_no_database() -> None:
+@pytest.mark.parametrize("was_silent", [False, True])
+def test_a_kubelet_that_restarts_amid_a_roll_costs_no_database(was_silent: bool) -> None:
     world = outdated(5)
     world.live(2)
+    if was_silent:  # for longer than the node controller waits
+        for ordinal in range(4):
+            ready = [{"ready": True, "state": RUNS["state"]}]
+            world.server.set_pod(f"x-{ordinal}", containerStatuses=ready)
+        world.live(20)
     for ordinal in range(4):
         world.server.set_pod(f"x-{ordinal}", containerStatuses=[RUNS])
     world.live(11)

@@ -146,10 +146,15 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     assert world.reason() == "ClaimLost"
     assert "claim data-x-1 is Lost, and only its pod still reaches the data" in world.message()
     assert world.reason(kind="Ready") == "ClaimLost"
+    for image, status in (
+        ("milvus:3", {"containerStatuses": [CRASHES]}),
+        ("milvus:4", {"phase": "Failed"}),
+    ):
+        world.server.set_pod("x-1", **status)
+        world.change("x", image=image)
+        world.live(20)
+        assert world.images() == [image, "milvus:1"], "what can't be replaced is not waited for"
     world.server.set_pod("x-1", containerStatuses=[CRASHES])
-    world.change("x", image="milvus:3")
-    world.live(20)
-    assert world.images() == ["milvus:3", "milvus:1"], "what can't be replaced is not waited for"
     world.change("x", replicas=1)
     world.passes(2)
     assert "x-1" in world.pods()
@@ -164,7 +169,7 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world.remove(CLAIMS, "data-x-1")
     world.settle()
     assert world.reason() == "Reconciled"
-    assert world.images() == ["milvus:3"] * 2
+    assert world.images() == ["milvus:4"] * 2
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])
