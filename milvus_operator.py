@@ -379,10 +379,10 @@ def canonical(name: str) -> str:
 
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings of default.yaml for an owner who has set these; None: nobody knows to what."""
-    values = {canonical(name): value for name, value in theirs.items()}  # of two, the last counts
+    """The settings of default.yaml for an owner who has set these, by canonical name; None: nobody
+    knows to what."""
     elsewhere = [
-        name for name, value in values.items() if value is None or not HERE.fullmatch(value)
+        name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
     ]
     chosen: dict[str, str] = {}
     for place, setting, choice in CHOICES:
@@ -451,7 +451,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so `overlay` refuses what is no mapping
+        "metadata": {"labels": {}, "annotations": {}},  # so `overlay` refuses what is not a mapping
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -489,7 +489,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def new_files(spec: Spec, pod: Obj) -> dict[str, str]:
     """The texts of the files, by annotation."""
-    defaults = defaults_for(spec.settings | variables_of(pod))
+    defaults = defaults_for(set_by_owner(spec, pod))
     lines = [f"{setting}: {value}\n" for setting, value in defaults.items()]
     texts = {DEFAULT_FILE: "".join(lines), USER_FILE: spec.user_file, ETCD_FILE: ETCD_CONFIG}
     return {annotation_of(file): text for file, text in texts.items()}
@@ -528,6 +528,12 @@ def variables_of(pod: Obj) -> dict[str, str | None]:
         is_known = "valueFrom" not in item and "$(" not in value
         found[str(item.get("name"))] = value if is_known else None
     return found
+
+
+def set_by_owner(spec: Spec, pod: Obj) -> dict[str, str | None]:
+    """What an owner sets, by canonical name. Of a setting and a variable, the variable counts."""
+    theirs = spec.settings | variables_of(pod)
+    return {canonical(name): value for name, value in theirs.items()}
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -894,10 +900,9 @@ def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
 def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
     """What Milvus reads in a pod, by canonical name; without what only a Secret, a ConfigMap or the
     kubelet knows."""
-    theirs = spec.settings | variables_of(pod)
-    layers = defaults_for(theirs) | theirs
-    values = {canonical(name): value for name, value in layers.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    theirs = set_by_owner(spec, pod)
+    ours = {canonical(name): value for name, value in defaults_for(theirs).items()}
+    return {name: value for name, value in (ours | theirs).items() if value is not None}
 
 
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
@@ -922,8 +927,8 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 # What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
-# Of a pod: its UID, the status and the time of its condition Ready, and whether it may serve. But
-# with --once, the time is only compared with itself, because the clock of a node may be wrong.
+# Of a pod: its UID, the status and the time of its condition Ready, and whether it may serve.
+# Except with --once, the time is only compared with itself: the clock of a node may be wrong.
 ReadyState = tuple[str, str, str, bool]
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
@@ -1224,7 +1229,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     is_namesake = is_of_our_group and pick(owner, kind) == pick(reference_to(milvus), kind)
     if is_ending(pod) or is_known or (is_namesake and not owns(milvus, pod)):
         text = f"pod {name} was created a moment ago, or is being deleted"
-        return Why(WAITING, f"{text}; if of an earlier Milvus, the garbage collector deletes it")
+        return Why(WAITING, f"{text}; one of an earlier Milvus waits for the garbage collector")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
         return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")
@@ -2064,14 +2069,15 @@ class Visit:
         """When it came, for the order of visits: who waits longest goes first. But a database that
         was lost does not wait for a thousand new ones, and new ones do not wait for those that
         have failed. The first status of a new one may wait half a minute for the pods of others."""
-        since = min(self.last.due, now)
+        came = min(self.last.due, now)
         if self.last.state == FAILED:
-            return since + LAST
+            return came + LAST
         is_new = not conditions_of(self.milvus)
-        if not is_new or self.last.has_more:
-            return since
         was_visited = bool(self.last.versions)
-        return since if was_visited and now >= since + BEHIND else since + BEHIND
+        is_late = was_visited and now >= came + BEHIND
+        if is_new and not (is_late or self.last.has_more):
+            return came + BEHIND
+        return came
 
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
@@ -2150,7 +2156,7 @@ class Visit:
     def waits_for_time(self) -> bool:
         """Whether a roll may wait until pods have been Ready, or not Ready, for long enough."""
         spec = self.seen.spec
-        if spec.invalid or spec.updates_on_delete or self.retries.tries_once:
+        if spec.updates_on_delete or self.retries.tries_once:
             return False
         return bool(self.seen.outdated)
 

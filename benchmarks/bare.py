@@ -142,9 +142,6 @@ class Namespace:
             page = self.send("GET", f"{path}limit=1")
             version = page["metadata"]["resourceVersion"]
             self.threads.submit(self.watch, f"{path}watch=1&resourceVersion={version}")
-        self.rest()
-
-    def rest(self) -> None:
         while True:
             print(AT_REST, flush=True)
             time.sleep(5)
