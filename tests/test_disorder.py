@@ -19,7 +19,8 @@ TOGETHER = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all process
 NEW = random.Random(TOGETHER).randrange(1_000_000)
 BASE = int(os.environ.get("SEED") or NEW)
 RUNS = int(os.environ.get("RUNS") or 8)
-ROLL = 20  # seconds that a roll takes on its own: three pods, each in a few passes
+LONGEST_PAUSE = 60  # seconds until what failed is tried again
+ROLL = 30  # seconds that a roll takes on its own: three pods, each in a few passes
 
 REFUSED = {"Forbidden": 403, "denied": 500}
 CODES = REFUSED | {"Conflict": 409, "TooManyRequests": 429, "odd": 500, "Timeout": 504}
@@ -248,12 +249,15 @@ class Run:
             self.world.clock.advance(self.dice.choice([0.5, 1, 5, 40]))
             self.end_late()
         self.end_trouble()
-        for _ in range(60 + ROLL):
+        end = self.world.clock.now() + LONGEST_PAUSE + ROLL
+        while self.world.clock.now() < end:
+            before = len(self.world.writes())
             for operator in self.operators:
                 operator.run_pass()
             self.end()
             self.run()
-            self.world.clock.advance(1)
+            is_quiet = len(self.world.writes()) == before
+            self.world.clock.advance(4 if is_quiet else 1)
 
     def end_late(self) -> None:
         """What got no answer takes effect, up to a minute later."""
