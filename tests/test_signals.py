@@ -79,7 +79,7 @@ def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_end
         assert process.process.poll() is None, "it waits for the write in progress"
         process.process.send_signal(signum)
         time.sleep(1)
-    signalled = time.monotonic()
     assert process.end() == code
-    assert time.monotonic() - signalled < 8, "not when the write times out"
+    gave_up = "a request did not end in time" in process.log
+    assert gave_up == (seconds == 60 and len(signals) == 1), "it waits neither less nor longer"
     assert api.world.pods() == pods
