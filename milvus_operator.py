@@ -1030,11 +1030,13 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
     return not spec.invalid and template_hash_of(pod) not in (None, spec.template_hash)
 
 
-BLOCKING = (
-    "Terminating",
-    "Lost",
-    "gone",
-)  # see `Observed.blocked`; the last is found by `Visit.require_claim`
+def is_up_to_date(pod: Obj, spec: Spec) -> bool:
+    """Whether it is known not to be outdated."""
+    return bool(template_hash_of(pod)) and not is_outdated(pod, spec)
+
+
+# See `Observed.blocked`; that a claim is gone is found by `Visit.require_claim`.
+BLOCKING = ("Terminating", "Lost", "gone")
 
 
 def state_of_claim(claim: Obj) -> str:
@@ -1263,6 +1265,8 @@ def readiness(seen: Observed, problems: Problems) -> Why:
             unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
+        elif not template_hash_of(pod):
+            unready[ordinal] = why_unknown(pod)
         elif is_outdated(pod, spec):
             outdated[ordinal] = problems.get(ordinal, Why("Updating", OUTDATED))
     text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
@@ -1287,16 +1291,20 @@ def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why
             return problem
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
-            text = f"something has removed the annotation {TEMPLATE_HASH} of {name_of(pod)}"
-            advice = "so it is not known whether that pod is up to date"
-            cure = "find out what does, then delete the pod"
-            return Why(TEMPLATE_UNKNOWN, f"{text}, {advice}; {cure}")
+            return why_unknown(pod)
     for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and (why := why_it_cannot_grow(claim)):
             return why
     if spec.is_text:
         return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
     return Why(RECONCILED, MATCHING)
+
+
+def why_unknown(pod: Obj) -> Why:
+    """Why it is not known whether a pod is up to date."""
+    text = f"pod {name_of(pod)} has no annotation {TEMPLATE_HASH}"
+    advice = "find out whether a policy removes annotations, then delete the pod"
+    return Why(TEMPLATE_UNKNOWN, f"{text}, so it may not be up to date: {advice}")
 
 
 def why_it_cannot_grow(claim: Obj) -> Why | None:
@@ -1337,7 +1345,7 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
         "observedGeneration": generation,
         "replicas": len(present),
         "readyReplicas": sum(map(is_ready, present)),
-        "updatedReplicas": sum(not is_outdated(pod, spec) for pod in present),
+        "updatedReplicas": sum(is_up_to_date(pod, spec) for pod in present),
         "pods": [name_of(pod) for pod in present],
         "selector": selector_of(milvus),
         "conditions": conditions + others,

@@ -112,7 +112,11 @@ def test_an_adopted_pod_that_is_gone_is_created_at_once() -> None:
 
 # What a policy drops from each new pod, because it does not know it; and what is told.
 DROPPED = {
-    "annotations": ("Ready", "TemplateUnknown", "the annotation zilliz.com/template-hash of x-0"),
+    "annotations": (
+        "TemplateUnknown",
+        "TemplateUnknown",
+        "pod x-0 has no annotation zilliz.com/template-hash",
+    ),
     "annotations labels": (
         "NameConflict",
         "NameConflict",
@@ -135,6 +139,20 @@ def test_what_removes_the_fingerprint_of_each_pod_restarts_no_database(dropped: 
     ready, reason, words = DROPPED[dropped]
     assert (world.reason(kind="Ready"), world.reason()) == (ready, reason)
     assert words in world.message()
+
+
+@pytest.mark.parametrize("strategy", ["RollingUpdate", "OnDelete"])
+def test_a_pod_without_a_fingerprint_does_not_count_as_up_to_date(strategy: str) -> None:
+    """One that another owner left, for example: after a new image, it still runs the old one."""
+    world = at_rest(milvus(replicas=2, updateStrategy={"type": strategy}))
+    world.patch("pods", "x-1", annotations=None)
+    world.change("x", image="milvus:2")
+    world.settle()
+    assert world.images()[1] == "milvus:1"
+    ready = world.condition("x", "Ready")
+    assert ready["status"] == "False" and "x-1 has no annotation" in ready["message"]
+    updated = 1 if strategy == "RollingUpdate" else 0
+    assert world.status("x")["updatedReplicas"] == updated
 
 
 def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:
