@@ -336,12 +336,13 @@ DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 # woodpecker.storage is to be set before a queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
+    ("minio.useIAM", "common.storageType", "remote"),  # if true: else a forgotten address is silent
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
 )
-# What is no place elsewhere: nothing at all, or an address in the pod, as in a whole milvus.yaml.
-HERE = re.compile(r"|~|null|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)
+# What is no place elsewhere, as in a whole milvus.yaml: nothing at all, or an address in the pod.
+HERE = re.compile(r"|~|null|false|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)
 
 
 def new_container(image: str) -> Obj:

@@ -147,7 +147,8 @@ def test_the_pod_monitor_of_the_databases_finds_them_and_has_the_labels_of_their
 
 # --- The samples ---
 EVERY_MILVUS = {"matchExpressions": [{"key": mo.MILVUS_LABEL, "operator": "Exists"}]}
-SAMPLES = ("sample", "samples/minimal", "samples/production", "samples/tls")
+OTHERS = ("minimal", "production", "slow-disk", "tls")
+SAMPLES = ("sample", *(f"samples/{name}" for name in OTHERS))
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -155,8 +156,8 @@ def test_a_sample_becomes_ready(kube: Kube, operator: mo.Operator, sample: str) 
     file = TOP / f"{sample}.yaml"
     found = by_kind(file.read_text())
     name = mo.name_of(found["Milvus"])
-    # Nothing provisions a volume for the claim of samples/production.yaml.
-    claim = {"namespace": kube.ns, "name": "data-vectors-0"}
+    # Nothing provisions a volume for the claim of a sample with storage.
+    claim = {"namespace": kube.ns, "name": f"data-{name}-0"}
     kube.create_volume(kube.ns, "100Gi", claimRef=claim)
     kube.kubectl("apply", "-f", str(file))
     rest(operator, kube, f"{name}-0")
@@ -204,6 +205,10 @@ def test_with_tls_rest_has_a_port_of_its_own() -> None:
     settings = yaml.safe_load(sample["spec"]["milvusSpec"])
     assert settings["common.security.tlsMode"] == 1
     assert settings["proxy.http.port"] not in (None, 0, mo.PORTS["milvus"])
+
+
+def test_the_role_for_editors_is_accepted(kube: Kube) -> None:
+    kube.kubectl("apply", "--dry-run=server", "-f", str(TOP / "samples/edit-role.yaml"))
 
 
 # What the policy of samples/pod-policy.yaml answers to such a spec; empty: it is allowed.

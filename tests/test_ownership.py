@@ -150,7 +150,8 @@ def test_a_pod_without_a_fingerprint_does_not_count_as_up_to_date(strategy: str)
     world.settle()
     assert world.images()[1] == "milvus:1"
     ready = world.condition("x", "Ready")
-    assert ready["status"] == "False" and "x-1 has no annotation" in ready["message"]
+    assert ready["status"] == "False"
+    assert "x-1 has no annotation" in ready["message"]
     updated = 1 if strategy == "RollingUpdate" else 0
     assert world.status("x")["updatedReplicas"] == updated
 

@@ -170,6 +170,8 @@ CHOSEN = {
     "minio: {address: s3.example.com}": "common.storageType: remote",
     "MINIO_ADDRESS: b": "common.storageType: remote",
     "milvus.minio.address: b": "common.storageType: remote",
+    # A role is for a bucket: if its address was forgotten, Milvus says so.
+    "minio: {useIAM: true, bucketName: b}": "common.storageType: remote",
     "etcd: {endpoints: [a:2379, b:2379]}": "etcd.use.embed: false",
     "kafka.brokerList: a:9092": "mq.type: kafka",
     "pulsar: {address: a}\nkafka: {brokerList: b}": "mq.type: pulsar",
@@ -188,6 +190,7 @@ CHOSEN = {
     "woodpecker: {storage: {type: local}}": "{}",  # Milvus wants it before mq.type is switched
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
+    "minio: {address: localhost, useIAM: false, bucketName: a-bucket}": "{}",
     "minio.address: a; {name: MINIO_ADDRESS, value: localhost}": "{}",  # the variable wins
     "etcd: {rootPath: a}\nrocksmq.retentionSizeInMB: 1": "{}",
     "common: {kafka: a}\nmykafka.brokerList: a": "{}",
