@@ -104,9 +104,8 @@ CLAIM_LOST = "ClaimLost"
 CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
-CREATED = "Created"  # of an event
-WAITING = "Waiting"  # for something else: no failure to reconcile, unless it lasts
-# Reasons that usually go away by themselves: the condition Ready shows any other one first.
+WAITING = "Waiting"  # for something else: no failure to reconcile, unless writes fail so for long
+# Reasons that usually go away by themselves: Ready names a pod with any other reason first.
 TRANSIENT = {
     WAITING,
     "Pending",  # the phase of a pod
@@ -118,6 +117,8 @@ TRANSIENT = {
     "ContainersNotReady",
 }
 
+CREATED = "Created"  # the reason of an event
+
 # The states of a Milvus in the metrics.
 READY = "ready"
 PROGRESSING = "progressing"
@@ -126,7 +127,7 @@ FAILED = "failed"
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_REPLICAS = 1000
-SERVICE = MAX_REPLICAS  # takes the place of an ordinal in what is about the Service
+SERVICE = MAX_REPLICAS  # in place of an ordinal, in what is about the Service; sorts last
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -199,11 +200,18 @@ def condition_of(obj: Obj, type_: str) -> Obj:
     return next((item for item in conditions_of(obj) if item["type"] == type_), {})
 
 
+def contains(obj: Obj, part: Obj) -> bool:
+    """Whether a mapping has all of these keys, with these values."""
+    return part.items() <= obj.items()
+
+
 def has_begun(pod: Obj) -> bool:
-    """Whether any of its containers has run, so that its volumes are mounted."""
-    first = pod["status"].get(INIT_CONTAINERS) or []
-    states = [one.get("state") or {} for one in first]
-    return phase_of(pod) != "Pending" or any({"running", "terminated"} & {*one} for one in states)
+    """Whether any of its containers may have run, so that its volumes were mounted. While the pod
+    is Pending, only init containers can."""
+    if phase_of(pod) != "Pending":
+        return True
+    states = [one.get("state") or {} for one in pod["status"].get(INIT_CONTAINERS) or []]
+    return any("running" in state or "terminated" in state for state in states)
 
 
 def is_ending(obj: Obj) -> bool:
@@ -230,12 +238,14 @@ def may_serve(pod: Obj) -> bool:
     kubelet that waits for a readiness gate gives a reason; such a pod serves nobody."""
     if is_over(pod):
         return False
+    if is_ready(pod):
+        return True
+    if condition_of(pod, "Ready").get("reason") == "ReadinessGatesNotReady":
+        return False
     containers = pod["status"].get(CONTAINERS) or []
     # An init container that has done its work is ready; one that goes on, a sidecar, may not be.
     others = pod["status"].get(INIT_CONTAINERS) or []
-    all_ready = bool(containers) and all(one.get("ready") for one in (*containers, *others))
-    is_gated = condition_of(pod, "Ready").get("reason") == "ReadinessGatesNotReady"
-    return is_ready(pod) or (all_ready and not is_gated)
+    return bool(containers) and all(one.get("ready") for one in (*containers, *others))
 
 
 def all_run(pod: Obj) -> bool:
@@ -253,12 +263,15 @@ def why_not_ready(pod: Obj) -> Why:
     """Why a pod is not Ready, in the words of its status, or else its phase."""
     status = pod["status"]
     phase = phase_of(pod)
-    otherwise = "NotReady" if phase == "Running" else phase  # if nobody says why
     if is_ending(pod):
-        held_by = ", ".join(pod["metadata"].get("finalizers") or [])
-        return Why("Terminating", held_by and f"its finalizers have not been removed: {held_by}")
+        finalizers = pod["metadata"].get("finalizers")
+        if finalizers:
+            text = f"its finalizers have not been removed: {', '.join(finalizers)}"
+            return Why("Terminating", text)
+        return Why("Terminating")
     if is_finished(pod):
         return why_in(status, phase)
+    otherwise = "NotReady" if phase == "Running" else phase  # if nobody says why
     for part in (INIT_CONTAINERS, CONTAINERS):
         for container in status.get(part) or []:
             for state in (container.get("state") or {}).values():  # waiting, running or terminated
@@ -303,7 +316,8 @@ auto-compaction-mode: revision
 auto-compaction-retention: '1000'
 """
 
-# What makes one container a complete, standalone Milvus: the settings of default.yaml.
+# What makes one container a complete, standalone Milvus: the settings of default.yaml. They are not
+# in the fingerprint (see `fingerprint`), so that a change of them reaches only new pods.
 DEFAULTS = {
     "etcd.use.embed": "true",
     "etcd.data.dir": f"{DATA}/etcd",
@@ -330,10 +344,11 @@ COMPONENTS = (
 )
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# A place elsewhere that is named is used. A row is (place, setting, value): if an owner sets the
-# place, or what begins so, default.yaml sets the setting to the value. Of several queues, the first
-# counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all queues, and
-# woodpecker.storage is to be set before a queue is switched to woodpecker.
+# If an owner names an external service, default.yaml lets Milvus use it. A row is (place, setting,
+# value): if the owner sets the place, or what begins so (an environment variable may go on), to
+# something that is not in the pod, default.yaml sets the setting to the value. Of several queues,
+# the first counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all
+# queues, and woodpecker.storage is to be set before a queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("minio.useIAM", "common.storageType", "remote"),  # if true: else a forgotten address is silent
@@ -341,8 +356,10 @@ CHOICES = (
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
 )
-# What is no place elsewhere, as in a whole milvus.yaml: nothing at all, or an address in the pod.
-HERE = re.compile(r"|~|null|false|(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?", re.IGNORECASE)
+# What is not outside the pod, as in a whole milvus.yaml: nothing at all, or an address in the pod.
+NOTHING = "(|~|null|false)"
+LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?"
+HERE = re.compile(f"{NOTHING}|{LOCAL}", re.IGNORECASE)
 
 
 def new_container(image: str) -> Obj:
@@ -375,13 +392,14 @@ def file_mounts() -> list[Obj]:
 
 def canonical(name: str) -> str:
     """The name of a setting as Milvus compares it (formatKey and EnvSource of its pkg/config):
-    `minio.address`, `milvus.minio/Address`, MINIO_ADDRESS, MILVUS_CONF_MINIO_ADDRESS are one."""
+    `minio.address`, `milvus.minio/Address`, MINIO_ADDRESS, MILVUS_CONF_MINIO_ADDRESS are one.
+    tests/test_milvus_settings.py compares it with Milvus's own code."""
     return re.sub("[_./]", "", name).lower().removeprefix("milvusconf").removeprefix("milvus")
 
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings of default.yaml for an owner who has set these, by canonical name; None: nobody
-    knows to what."""
+    """The settings of default.yaml for an owner who has set these, by canonical name; None: the
+    value is not known here."""
     elsewhere = [
         name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
     ]
@@ -410,7 +428,7 @@ class Spec:
     updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
     min_ready: int = 10  # seconds that a new pod must have been Ready before a roll goes on
     template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
-    invalid: str = ""  # what is wrong with it; the other fields then say nothing, and are not used
+    invalid: str = ""  # what is wrong with it; then `decide` is not asked, and no pod is outdated
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -452,7 +470,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so `overlay` refuses what is not a mapping
+        "metadata": {"labels": {}, "annotations": {}},  # there, so that a list over them is Invalid
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -556,8 +574,8 @@ def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 
 def new_service(milvus: Obj) -> Obj:
-    """The headless Service: the name of the Milvus leads to its Ready pods, and x-0.x to one. Once
-    it is there, it is never changed."""
+    """The headless Service of a Milvus x: the DNS name `x` leads to its Ready pods, `x-0.x` to one.
+    Once it is there, it is never changed."""
     ports = [{"name": name, "port": number} for name, number in PORTS.items()]
     return {
         "apiVersion": "v1",
@@ -589,10 +607,10 @@ HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 
 def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
-    """A mapping laid over another, in which null removes a key. `resources` replace ours as a
-    whole, and a probe's handler takes the place of ours: merged with ours, a limit without a
-    request, or a second handler, would mean something else. Raises Invalid with the path of what
-    is wrong."""
+    """A mapping laid over another, in which null removes a key. Two things are not merged, because
+    they would mean something else. `resources` replace ours as a whole: a limit alone is a request,
+    too. And a probe's handler takes the place of ours: a probe has one. Raises Invalid with the
+    path of what is wrong."""
     if not isinstance(over, dict):
         raise Invalid(f"{path} must be a mapping")
     merged = dict(base)
@@ -602,7 +620,7 @@ def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
         below = merged.get(key)
         if isinstance(below, list) and key in MERGE_KEYS:
             named = [] if value is None else value  # an `env:` that is left empty names nothing
-            merged[key] = overlay_list(below, named, f"{path}.{key}")
+            merged[key] = overlay_list(key, below, named, f"{path}.{key}")
         elif value is None:
             merged.pop(key, None)
         elif isinstance(below, dict) and key != "resources":
@@ -612,25 +630,21 @@ def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
     return merged
 
 
-def overlay_list(base: list[Obj], over: list[Any], path: str) -> list[Any]:
-    """A list of named items laid over ours: our items that it does not name, then its own, merged
-    with ours of the same name. Raises Invalid."""
+def overlay_list(list_name: str, ours: list[Obj], over: list[Any], path: str) -> list[Any]:
+    """A list laid over ours: those of ours that it does not name; then its items, each merged with
+    ours of the same name. Raises Invalid."""
     if not isinstance(over, list):
         raise Invalid(f"{path} must be a list")
-    list_name = path.rpartition(".")[2]
+    ours_by_name = {identity(list_name, item): item for item in ours}
     merged = []
-    named = set[str]()
-    below = {identity(list_name, item): item for item in base}
     for number, item in enumerate(over):
         if not isinstance(item, dict):
             raise Invalid(f"{path}[{number}] must be a mapping")
-        name = identity(list_name, item)
-        named.add(name)
+        same = ours_by_name.get(identity(list_name, item), {})
         is_whole = list_name in WHOLE
-        covered = below.get(name, {})
-        merged.append(item if is_whole else overlay(covered, item, f"{path}[{number}]"))
-    kept = [item for item in base if identity(list_name, item) not in named]
-    return kept + merged
+        merged.append(item if is_whole else overlay(same, item, f"{path}[{number}]"))
+    named = {identity(list_name, item) for item in over}
+    return [item for name, item in ours_by_name.items() if name not in named] + merged
 
 
 def identity(list_name: str, item: Obj) -> str:
@@ -661,7 +675,8 @@ FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"
 
 
 class Part(NamedTuple):
-    """A part of the data. If the decider has a value that `folders` lacks, it is elsewhere."""
+    """A part of the data. If the decider has a value that `folders` lacks, the part is outside the
+    pod."""
 
     decider: str  # the setting that says where it is
     folders: dict[str, str]  # by value of the decider: the setting of the folder in the pod
@@ -681,8 +696,8 @@ PARTS = {
         },
     ),
 }
-# A row is (part, other, setting): the part is of no use without the other, and the setting leads to
-# one of the other that is outside the pod.
+# Vectors and etcd are of no use without each other. A row is (part, other, setting): the part must
+# not end with the pod if the other does not; the setting leads to one outside the pod.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
@@ -724,7 +739,7 @@ def spec_of(milvus: Obj) -> Spec:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     refuse_dangers(milvus, spec)
     if spec.storage:
-        parse_quantity(new_claim(milvus, spec, 0)["spec"]["resources"]["requests"]["storage"])
+        parse_quantity(spec.storage["size"])  # raises if it is none
     return spec
 
 
@@ -759,14 +774,14 @@ def tree_of(text: str) -> Any:
 
 
 def why_unreadable(event: Any, text: str) -> str:
-    """What is wrong with an event that PyYAML reads, and Milvus (yaml.v2) may not: then it would
-    drop all of its files. Aliases it reads, but they can take gigabytes."""
+    """What is wrong with an event that PyYAML reads, and Milvus (yaml.v2) may not: then Milvus
+    would drop all of its files. It does read aliases, but they can take gigabytes."""
     written = text[event.start_mark.index : event.end_mark.index]
     is_alias = isinstance(event, yaml.AliasEvent)
     if is_alias or getattr(event, "tag", None) or getattr(event, "version", None):
         return "aliases, tags and directives are not allowed: write plain values instead"
     if isinstance(event, yaml.ScalarEvent):
-        if event.style == '"' and "\\/" in written:
+        if event.style == '"' and re.search(r"(?<!\\)(\\\\)*\\/", written):
             return "Milvus cannot read the escape \\/: write / instead"
         if not event.style and re.search("[?\ufeff]", event.value):  # such as in {a: b?}
             return "a question mark, or a byte order mark, must be in quotes"
@@ -822,8 +837,8 @@ def meaning_of(scalar: Any) -> str:
 def fingerprint(fields: Obj, settings: Mapping[str, Scalars], over: Obj) -> str:
     """A hash of what these fields mean, however it is written. Only when it changes are pods
     replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
-    the operator replaces no pods. One more field here would replace those of all who use it:
-    test_a_new_version_of_the_operator_replaces_no_pods has the hash of a spec."""
+    the operator replaces no pods. If the hash of a spec changed, the pods of all who have such a
+    spec would be replaced: test_a_new_version_of_the_operator_replaces_no_pods has some hashes."""
     meant = {name: ",".join(map(meaning_of, items)) for name, items in settings.items()}
     template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
@@ -854,7 +869,9 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
         if place.ends_with_pod and spec.storage:
             text = f"{setting} is on a volume that ends with the pod, although spec.storage is set"
             raise Invalid(f"{text}: mount the volume named data there, or leave out spec.storage")
-        if place == of_another.get(part) and not place.ends_with_pod:  # data-x-0 is not data-x-1
+        # Volumes of their own differ between two pods: one has data-x-0, the other data-x-1.
+        is_shared = place == of_another.get(part) and not place.ends_with_pod
+        if is_shared:
             text = f"all replicas would have their {part} in the same place ({setting})"
             advice = "set spec.replicas to 1, and create one Milvus for each instead"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
@@ -908,9 +925,10 @@ def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
 
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
     """The volume that a folder for data is on. Raises Invalid."""
-    path = normpath(settings.get(canonical(setting), "default"))
-    if path == "default":  # Milvus's word for a folder of its own there; or it is not known here
+    path = settings.get(canonical(setting))
+    if path in (None, "default"):  # not known here; or Milvus's word for a folder of its own there
         path = f"{DATA}/data"
+    path = normpath(path)
     if not path.startswith(f"{DATA}/"):
         text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
         raise Invalid(f"{text}: leave the setting out, or mount a volume of your own at {DATA}")
@@ -928,9 +946,9 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 # What may back off: a verb and the ordinal that it is about, or None if it is about none.
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
-# Of a pod: its UID, the status and the time of its condition Ready, and whether it may serve.
-# Except with --once, the time is only compared with itself: the clock of a node may be wrong.
-ReadyState = tuple[str, str, str, bool]
+# While this backs off, because a write was not answered, no other action for that Milvus is tried:
+# in turn, each of its pods would time out.
+ANSWER: Key = ("answer", None)
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
@@ -938,10 +956,25 @@ OUTDATED = "the template is outdated"
 ORPHANED = "without a controller, but with the label of this Milvus"
 
 
+# In what states a claim blocks its pod: see `Observed.blocked`. That it is gone is not seen there,
+# because it may only lack our label: see `Visit.require_claim`.
+BLOCKING = ("Terminating", "Lost", "gone")
+
+
+class ReadyState(NamedTuple):
+    """How ready a pod is. Two that are equal have been so without a break."""
+
+    uid: str
+    status: str  # of its condition Ready
+    since: str  # the time of that condition, by the clock of the node, which may be wrong
+    may_serve: bool
+
+
 class Action(NamedTuple):
     """Something to do; the verbs are methods of `Visit`. Three of them delete a pod: `delete`,
     because it is surplus; `restart`, because it has ended; `replace`, because its template is
-    outdated. A later pass creates what is missing then."""
+    outdated. A later pass creates what is missing then. `verify` changes nothing: it fails if the
+    claim of a pod is gone."""
 
     verb: str
     ordinal: int  # or SERVICE
@@ -962,7 +995,7 @@ class Observed:
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
     time: float  # when the pods were listed, in seconds of the loop's clock
-    maybe_deleted: Set[int] = frozenset()  # ordinals of pods; see `Api.delete`
+    maybe_deleted: Set[int] = frozenset()  # of pods: a delete got no answer, and may still work
     spec: Spec = Spec()
     since: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was first seen
 
@@ -983,10 +1016,9 @@ class Observed:
     def blocked(self) -> dict[int, Why]:
         """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod
         that is there is the last to reach that data, so it is left alone. If there is none, none
-        is created until the claim is gone, too. Without storage, claims are not ours. That a claim
-        is gone cannot be seen here, as it may only lack our label: see `Visit.require_claim`."""
+        is created until the claim is gone, too."""
         if not self.spec.storage:
-            return {}
+            return {}  # then claims are not ours
         found = {}
         for ordinal in sorted(self.claims.keys() & range(self.spec.replicas)):
             claim = self.claims[ordinal]
@@ -1012,8 +1044,7 @@ def owns(milvus: Obj, pod: Obj) -> bool:
 
 
 def has_our_label(milvus: Obj, pod: Obj) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return our_label(milvus).items() <= labels.items()
+    return contains(pod["metadata"].get("labels") or {}, our_label(milvus))
 
 
 def is_ours(milvus: Obj, pod: Obj) -> bool:
@@ -1036,10 +1067,6 @@ def is_up_to_date(pod: Obj, spec: Spec) -> bool:
     return bool(template_hash_of(pod)) and not is_outdated(pod, spec)
 
 
-# See `Observed.blocked`; that a claim is gone is found by `Visit.require_claim`.
-BLOCKING = ("Terminating", "Lost", "gone")
-
-
 def state_of_claim(claim: Obj) -> str:
     return "Terminating" if is_ending(claim) else phase_of(claim)
 
@@ -1050,19 +1077,20 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     if pod and has_begun(pod) and not is_over(pod):
         text = f"claim {name} is {state}, and only its pod still reaches the data"
         advice = "back it up, or set the volume's reclaim policy to Retain, before the pod ends"
-    elif state == "Terminating" and (not pod or is_ending(pod)):
+        return Why(reason, f"{text}: {advice}")
+    will_go = state == "Terminating" and (not pod or is_ending(pod))  # nothing of ours holds it
+    if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
-    else:
-        text = f"claim {name} is {state}, and no pod is running with it"
-        rest = "claim" if state == "Lost" else "pod"
-        advice = f"if nobody needs that data, delete the {rest}: a new pod gets a new, empty volume"
+    text = f"claim {name} is {state}, and no pod is running with it"
+    holder = "claim" if state == "Lost" else "pod"  # what keeps a new pod from being made
+    advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
     return Why(reason, f"{text}: {advice}")
 
 
 def decide(seen: Observed, refused: Refused) -> Iterator[Action]:
-    """Everything that should be done about the objects with our names. The order matters:
-    deletions come before creations, because they make room in a quota, and what can wait comes
-    last. A write without an answer ends what is done in a pass."""
+    """Everything that should be done about the objects with our names, in the order in which it is
+    done: pods that are surplus or have ended are deleted before others are created, because that
+    makes room in a quota, and what can wait comes last."""
     spec = seen.spec
     yield from tidy(seen)
     yield from complete(seen)
@@ -1083,7 +1111,7 @@ def tidy(seen: Observed) -> Iterator[Action]:
         if is_orphan(milvus, pod):
             yield Action("adopt", ordinal, pod, ORPHANED)
         elif ordinal not in seen.mine:
-            continue  # where it is in the way, a create fails and tells whose it is
+            continue  # a stranger: see `complete`
         elif ordinal >= spec.replicas:
             claims = "; their claims stay" if spec.storage else ""
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
@@ -1135,12 +1163,13 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless it can't be replaced
+#   outdated, and its claim will not stay  no                no, unless its node fell silent
 #   ended, or ending                       no                yes
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
-# A desired pod whose claim will not stay is not replaced: see `Observed.blocked`. And while a
-# delete may still take effect, no other pod that is Ready is replaced.
+# While a delete may still take effect, no other pod that is Ready is replaced. The rows are tested
+# by ACTIONS and by what follows it in tests/test_core.py.
 def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
@@ -1187,14 +1216,13 @@ def must_roll_wait(seen: Observed, refused: Refused) -> bool:
 def ready_state_of(pod: Obj) -> ReadyState:
     ready = condition_of(pod, "Ready")
     since = ready.get("lastTransitionTime") or ""
-    return uid_of(pod), ready.get("status", ""), since, may_serve(pod)
+    return ReadyState(uid_of(pod), ready.get("status", ""), since, may_serve(pod))
 
 
 def age_of(state: ReadyState, now: datetime) -> float:
     """Seconds since its time, by the clocks of the kubelet and of this host; if nobody says since
     when, it has always been so."""
-    _, _, since, _ = state
-    return (now - datetime.fromisoformat(since)).total_seconds() if since else inf
+    return (now - datetime.fromisoformat(state.since)).total_seconds() if state.since else inf
 
 
 def seconds_of(pod: Obj, seen: Observed) -> float:
@@ -1223,14 +1251,13 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     """Why a desired pod cannot be created: this pod already has its name."""
     name = name_of(pod)
     owner = controller_of(pod)
-    # These resolve themselves: a pod that is ending; our own new pod, which the next pass lists; an
-    # orphan, which that one adopts; and a pod of an earlier Milvus of this name, which the garbage
-    # collector deletes.
-    is_known = is_ours(milvus, pod) or is_orphan(milvus, pod)
-    kind = ("kind", "name")
-    is_of_our_group = owner.get("apiVersion", "").startswith(f"{GROUP}/")
-    is_namesake = is_of_our_group and pick(owner, kind) == pick(reference_to(milvus), kind)
-    if is_ending(pod) or is_known or (is_namesake and not owns(milvus, pod)):
+    resolves_itself = (
+        is_ending(pod)
+        or is_ours(milvus, pod)  # a new pod: the next pass lists it
+        or is_orphan(milvus, pod)  # the next pass adopts it
+        or is_of_namesake(milvus, owner)  # the garbage collector deletes it
+    )
+    if resolves_itself:
         text = f"pod {name} was created a moment ago, or is being deleted"
         return Why(WAITING, f"{text}; one of an earlier Milvus waits for the garbage collector")
     if owns(milvus, pod):
@@ -1245,10 +1272,18 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     )
 
 
+def is_of_namesake(milvus: Obj, owner: Obj) -> bool:
+    """Whether an owner is an earlier Milvus of this name."""
+    keys = ("kind", "name")
+    is_same = pick(owner, keys) == pick(reference_to(milvus), keys)
+    is_of_our_group = owner.get("apiVersion", "").startswith(f"{GROUP}/")
+    return is_same and is_of_our_group and owner.get("uid") != uid_of(milvus)
+
+
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# Each status says this, and an event only if it is news. So a change of these words would write all
-# statuses anew, with an event each.
+# Each status says this, and an event only if it is news. To change these words is safe; it costs
+# one status update and one event for each Milvus.
 MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -1279,9 +1314,9 @@ def readiness(seen: Observed, problems: Problems) -> Why:
     if not unready:
         return Why("Ready", text)
     stuck = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
-    ordinal = next(iter(stuck or unready))
-    reason, message = unready[ordinal]
-    return Why(reason, f"{text}; {pod_name(seen.milvus, ordinal)}: {message or reason}")
+    shown = next(iter(stuck or unready))
+    reason, message = unready[shown]
+    return Why(reason, f"{text}; {pod_name(seen.milvus, shown)}: {message or reason}")
 
 
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
@@ -1337,6 +1372,7 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
+    # Once it has said so of this spec, it goes on, although a restart forgets what lasts.
     was_stalled = condition_of(milvus, "Stalled").get("observedGeneration") == generation
     is_stalled = spec.invalid or was_stalled or reconciled.reason in lasting
     if reconciled.reason in STALLED and is_stalled:
@@ -1407,10 +1443,6 @@ LONGEST_DELAY = 60
 LASTING = 30  # what has failed for this long was not just too early
 QUIET = 600  # after this long without another try, pacing starts afresh
 
-# While this backs off, because a write was not answered, no other action for that Milvus is tried:
-# in turn, each of its pods would time out.
-ANSWER: Key = ("answer", None)
-
 
 # The life of a write, in which a visit tries to do something about one pod or claim, or the status.
 #
@@ -1429,8 +1461,8 @@ ANSWER: Key = ("answer", None)
 #                                                          so for ever
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
-# minutes. When the spec changes, which may be the cure, so is all but two things: lost deletes, and
-# when a pod was replaced.
+# minutes. A new spec, which may be the cure, forgets everything except lost deletes, and when a pod
+# was replaced.
 class Retry(NamedTuple):
     """What came of the last try of something."""
 
@@ -1452,7 +1484,7 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
     status still follows."""
 
-    # Not `create`: a pod that is deleted, however often, is created at once.
+    # Not `create` and `delete`: a pod that is deleted, or is surplus again, must not wait.
     PACED = ("restart", "replace", "adopt", "claim", "verify", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
@@ -1614,24 +1646,10 @@ def status_in(body: Any) -> tuple[Obj, list[str]]:
     return {}, []
 
 
-# What a response means; the first row that fits.
-#   code, and reason of the Status   failure    reason of the condition
-#   none: TLS has failed             LOST       APIError
-#   Conflict, NotFound,              STALE      Waiting
-#     AlreadyExists
-#   a namespace that terminates      REFUSED    Waiting
-#   500 InternalError                REFUSED    APIError (the API server says so before it writes,
-#                                               when a webhook that it had to ask has failed)
-#   429: it asks to come later       LOST       Waiting
-#   any other 5xx                    LOST       APIError
-#   403, by a quota                  REFUSED    QuotaExceeded
-#   403                              REFUSED    Forbidden
-#   400, 422                         REFUSED    Invalid
-#   401, any other                   REFUSED    APIError
 def rejection(error: ApiException) -> ApiError:
-    """From a response, whose body is a Status object if the API server wrote it."""
+    """What a response means. Its body is a Status object if the API server wrote it."""
     code = error.status
-    if not code:
+    if not code:  # TLS has failed
         return no_answer(str(error.reason))
     status, causes = status_in(error.body)
     words = status.get("message") or error.reason or f"HTTP {code}"
@@ -1643,8 +1661,9 @@ def rejection(error: ApiException) -> ApiError:
         failure, reason = Failure.STALE, WAITING
     elif "NamespaceTerminating" in causes:
         reason = WAITING
-    elif code == 429:
+    elif code == 429:  # it asks to come later
         failure, reason = Failure.LOST, WAITING
+    # InternalError: a webhook that had to be asked has failed, and nothing was written.
     elif code >= 500 and status_reason != "InternalError":
         failure = Failure.LOST
     elif code == 403 and QUOTA.match(message):  # only its words tell
@@ -1662,7 +1681,7 @@ PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, sm
 # --- What is kept of the lists ---
 # In `{"apiVersion": …, "items": […], "metadata": {…}}`, with the keys in any order, no other key is
 # called items, and what follows the items contains no bracket. Without the metadata, whose version
-# changes all the time, a page can be recognized by its digest.
+# changes all the time, a page can be recognized by its digest. tests/test_lists.py has odd pages.
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 METADATA = (
     "name",
@@ -1696,13 +1715,15 @@ class Listing(NamedTuple):
     slim: Callable[[Obj], Obj]  # what is kept of an object
 
 
-LONG = 64  # characters: no UID or hash is longer, and of others' finalizers that must do
+# Of what others may write at any length.
+LONG = 64  # characters; no UID or hash is longer
+MANY = 9  # finalizers
 
 
 def slim(obj: Obj) -> Obj:
     """What is kept of any object: of what may be large, only what is read."""
     metadata = pick(obj["metadata"], METADATA)
-    metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:9]]
+    metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:MANY]]
     ours = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
     metadata["annotations"] = {key: text[:LONG] for key, text in ours.items()}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
@@ -1858,7 +1879,8 @@ class Api:
             if objects is None:
                 what = f"one of the {listing.resource.name} in {scope(namespace)}"
                 log.warning("%s is nested too deeply, and is skipped", what)
-            pages[digest] = objects or []  # in order; two equal pages could only be empty
+                objects = []
+            pages[digest] = objects  # in order; two equal pages could only be empty
             token = following
             if not token:
                 return pages
@@ -1898,8 +1920,9 @@ class Api:
     def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
         """Send a write; returns the object of the response. Something else than an API server may
         respond with 200, too."""
-        # The time is asked for between two requests of one action, too. A status or an event harms
-        # nobody if the lists are old; and a delete has preconditions, or follows a fresh look.
+        # An action may have made requests already, so `may_act` is asked once more. A status or an
+        # event harms nobody if the lists are old; a delete has preconditions, or follows a fresh
+        # look.
         is_decision = verb != "delete" and resource in (self.pods, self.claims, self.services)
         if self.stopping.is_set() or (is_decision and not self.may_act()):
             raise stale("there is no time left in this pass")
@@ -1934,13 +1957,13 @@ class Api:
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
         answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
-        if not status.items() <= answer.get("status", {}).items():
+        if not contains(answer.get("status", {}), status):
             raise no_answer("the API server has not kept the status; is the CRD an older one?")
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run whether the API server accepts such a pod. That its name is taken
-        is the last thing that an API server says; and an exceeded quota is no objection, because
-        the old pod will make room."""
+        is found out after everything else, so it means yes. An exceeded quota is no objection,
+        because the old pod will make room."""
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
@@ -1953,7 +1976,7 @@ class Api:
 
     def delete(self, pod: Obj) -> None:
         """Delete a pod. If it was not Ready when it was listed, it must not have changed since: it
-        may have become Ready."""
+        may have become Ready (test_a_pod_that_became_ready_since_it_was_listed…)."""
         keys = ["uid"] if is_ready(pod) else ["uid", "resourceVersion"]
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
@@ -1981,8 +2004,8 @@ class Api:
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in URLs, and cut where the client library quotes a kubeconfig, as
-    in `…/users/{'token': …`"""
+    """The text without passwords in URLs, and cut at `/{`, where the client library quotes a
+    kubeconfig, as in `…/users/{'token': …`"""
     return re.sub(r"//\S*@", "//", text).partition("/{")[0]
 
 
@@ -2017,11 +2040,6 @@ class Change(NamedTuple):
         return f"{self.reason.lower()} {self.kind}"
 
 
-# Seconds by which others go first: see `Visit.turn`.
-BEHIND = 30
-LAST = 60
-
-
 class Outcome(NamedTuple):
     """What came of a visit. If it is lost, everything is tried once more."""
 
@@ -2040,6 +2058,11 @@ class Outcome(NamedTuple):
     events: Sequence[Obj] = ()  # to be sent
 
 
+# Seconds by which others go first: see `Visit.turn`.
+BEHIND = 30
+LAST = 60
+
+
 @dataclass
 class Visit:
     """One Milvus in one pass: what the lists show of it, and what is done about it."""
@@ -2048,14 +2071,14 @@ class Visit:
     seen: Observed
     last: Outcome  # of the visit before
     began: float = 0.0
-    changes: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
+    made: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
     events: list[Obj] = field(default_factory=list)
     due: float = inf
     has_more: bool = False
 
     def __post_init__(self) -> None:
         self.milvus = self.seen.milvus
-        self.outcome = self.last  # until this visit has been made
+        self.outcome = self.last  # until the loop knows that of this one
         self.retries = self.last.retries
 
     @property
@@ -2082,11 +2105,12 @@ class Visit:
         if self.last.state == FAILED:
             return came + LAST
         is_new = not conditions_of(self.milvus)
-        was_visited = bool(self.last.versions)
-        is_late = was_visited and now >= came + BEHIND
-        if is_new and not (is_late or self.last.has_more):
-            return came + BEHIND
-        return came
+        if not is_new or self.last.has_more:
+            return came
+        lacks_only_a_status = bool(self.last.versions)  # its pods were made by an earlier visit
+        if lacks_only_a_status and now >= came + BEHIND:
+            return came
+        return came + BEHIND
 
     def make(self) -> Outcome:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
@@ -2113,8 +2137,8 @@ class Visit:
         self.seen = dataclasses.replace(self.seen, spec=self.read_spec(), since=self.since())
         spec = self.seen.spec
         actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
-        self.retries.keep_only(self.keys(actions), now)
-        if self.waits_for_time():
+        self.retries.keep_only(self.remembered(actions), now)
+        if self.is_rolling():  # it may wait until pods have been Ready, or not Ready, for a while
             self.come_back(now + 1)
 
         # 2. Do what does not back off, up to a failure that the others would meet, too.
@@ -2127,7 +2151,7 @@ class Visit:
         # 4. Write the status. If anything was changed, the lists are out of date, so this is left
         #    to the next visit. That one must write it, whatever it does: else a Milvus for which
         #    something is done in each pass, such as one whose pods are all deleted, has none.
-        if self.changes and not self.api.dry_run:
+        if self.made and not self.api.dry_run:
             self.come_back(self.api.clock())
             if not self.last.owes_status:
                 return self.new_outcome(self.last.state, self.last.told, owes_status=True)
@@ -2162,14 +2186,13 @@ class Visit:
             found = {key: at - age_of(key, now) for key, at in found.items()}
         return {key: self.last.since.get(key, at) for key, at in found.items()}
 
-    def waits_for_time(self) -> bool:
-        """Whether a roll may wait until pods have been Ready, or not Ready, for long enough."""
-        spec = self.seen.spec
-        if spec.updates_on_delete or self.retries.tries_once:
+    def is_rolling(self) -> bool:
+        """Whether pods are to be replaced, by later visits of this process."""
+        if self.seen.spec.updates_on_delete or self.retries.tries_once:
             return False
         return bool(self.seen.outdated)
 
-    def keys(self, actions: list[Action]) -> set[Key]:
+    def remembered(self, actions: list[Action]) -> set[Key]:
         """The keys whose failures are kept: of what is to do, and of replacements, which `roll`
         leaves out while they are refused or not their turn."""
         waiting = [o for o in self.seen.outdated if not is_over(self.seen.mine[o])]
@@ -2206,12 +2229,7 @@ class Visit:
                 self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
             elif error.code:
                 self.retries.succeeded(ANSWER, now)
-            # What the next lists will show needs no delay: a fresh look that said no (without a
-            # code); and with --once a Conflict, which a quota's admission may answer when it
-            # counts two pods at once.
-            is_once = self.retries.tries_once and not self.api.dry_run
-            needs_delay = error.failure is not Failure.STALE or (error.code and not is_once)
-            if needs_delay:
+            if self.needs_delay(error):
                 is_refused = error.failure is Failure.REFUSED
                 most = error.most_delay
                 self.retries.failed(action.key, now, error.why, is_refused, most)
@@ -2220,6 +2238,15 @@ class Visit:
         self.retries.succeeded(action.key, now)
         self.retries.succeeded(ANSWER, now)
         return None
+
+    def needs_delay(self, error: ApiError) -> bool:
+        """Whether to back off; what the next lists will show does not need that."""
+        if error.failure is not Failure.STALE:
+            return True
+        if not error.code:  # a fresh look said no, or there was no time left
+            return False
+        # A Conflict: with --once, a quota may answer so while it counts two pods at once.
+        return not self.retries.tries_once or self.api.dry_run
 
     def tell_news(self, status: Obj) -> str:
         """Say what is new in the Reconciled condition, even if the status cannot be written.
@@ -2236,7 +2263,7 @@ class Visit:
     def write_status(self, status: Obj) -> bool:
         """Write the status if it has changed. Returns whether it is right now."""
         now = self.api.clock()
-        if status.items() <= self.milvus.get("status", {}).items():  # it has all of this already
+        if contains(self.milvus["status"], status):
             self.retries.succeeded(STATUS, now)
             return True
         if self.retries.waits(STATUS, now):
@@ -2249,19 +2276,20 @@ class Visit:
             self.come_back(now)
             if error.why.reason != WAITING and not self.retries.has_failed(STATUS):
                 self.log(logging.WARNING, f"the status update failed: {error}")
-            # An older CRD has no status, so that this would be tried in each pass.
-            if error.failure is not Failure.STALE or error.status_reason == "NotFound":
+            # NotFound: an older CRD has no status, so that this would be tried in each pass.
+            will_be_listed = error.failure is Failure.STALE and error.status_reason != "NotFound"
+            if not will_be_listed:
                 now = self.api.clock()
                 self.retries.failed(STATUS, now, error.why, most=error.most_delay)
             return False
         self.retries.succeeded(STATUS, now)
-        self.changes[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass
+        self.made[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass
         self.tell_that_pods_wait(status)
         return True
 
     def tell_that_pods_wait(self, status: Obj) -> None:
         """With OnDelete, outdated pods begin to wait when a status says so for the first time."""
-        old = self.milvus.get("status", {})
+        old = self.milvus["status"]
         waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
         waiting = status["replicas"] - status["updatedReplicas"]
         if self.seen.spec.updates_on_delete and waiting and not waited:
@@ -2272,7 +2300,7 @@ class Visit:
         """A line in the log for each kind of change; and an event, but one for all that was
         created: in a burst, events are most of the requests."""
         created = []
-        for change, names in self.changes.items():
+        for change, names in self.made.items():
             note = sentence(change.words, names, change.because)
             if change.reason == CREATED:
                 created.append(note)
@@ -2306,12 +2334,12 @@ class Visit:
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
             since=self.seen.since,
-            changes=[change.words for change, names in self.changes.items() for _name in names],
+            changes=[change.words for change, names in self.made.items() for _name in names],
             events=self.events,
         )
 
     def note(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
-        self.changes[Change(reason, kind, because)].append(name_of(obj))
+        self.made[Change(reason, kind, because)].append(name_of(obj))
 
     # --- The verbs of actions ---
 
@@ -2321,18 +2349,20 @@ class Visit:
             self.api.create(self.api.pods, new_pod(self.milvus, self.seen.spec, action.ordinal))
         except ApiError as error:
             if error.status_reason == "AlreadyExists":
-                self.explain_taken_name(action.obj, error)
+                raise self.explained(error, action.obj) from None
             raise
         self.note(CREATED, "pod", action.obj)
         if self.seen.spec.storage and action.ordinal not in self.seen.claims:
-            # If this fails, the next pass finds a pod without a claim, and tries again.
+            # If this fails, that counts as a failure of `create`, which backs off; and the next
+            # pass finds a pod without a claim.
             self.claim(action)
 
-    def explain_taken_name(self, obj: Obj, error: ApiError) -> None:
-        """Raise an error that says whose pod has this name, if it is still there."""
-        if taken := self.api.find(self.api.pods, obj):
-            why = why_name_is_taken(self.milvus, taken)
-            raise ApiError(why, Failure.REFUSED, error.code) from None
+    def explained(self, error: ApiError, obj: Obj) -> ApiError:
+        """The error, or one that says whose pod has this name, if it is still there."""
+        taken = self.api.find(self.api.pods, obj)
+        if not taken:
+            return error
+        return ApiError(why_name_is_taken(self.milvus, taken), Failure.REFUSED, error.code)
 
     def claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
@@ -2367,16 +2397,11 @@ class Visit:
         self.api.patch(self.api.claims, action.obj, change)
         self.note("Expanding", "claim", action.obj, action.because)
 
-    @cached_property
-    def is_current(self) -> bool:
-        """Whether the Milvus still is as it was listed; it is read once in a visit."""
-        keys = ("uid", "generation", "deletionTimestamp")
-        listed = pick(self.milvus["metadata"], keys)
-        fresh = self.api.find(self.api.milvuses, self.milvus)
-        return fresh is not None and pick(fresh["metadata"], keys) == listed
-
     def require_current(self) -> None:
-        if not self.is_current:
+        """Read the Milvus once more, and raise an error if it is not as it was listed."""
+        keys = ("uid", "generation", "deletionTimestamp")
+        fresh = self.api.find(self.api.milvuses, self.milvus)
+        if not fresh or pick(fresh["metadata"], keys) != pick(self.milvus["metadata"], keys):
             raise stale("the Milvus has changed")
 
     def delete(self, action: Action) -> None:
@@ -2400,6 +2425,7 @@ class Visit:
         self.require_claim(action.ordinal, action.obj)
         if is_ready(action.obj):
             self.require_current()
+            # Pods that are seen for the first time have been Ready for no time: see `seconds_of`.
             fresh = dataclasses.replace(self.seen, named=self.api.list_now(self.milvus))
             if must_roll_wait(fresh, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
@@ -2477,7 +2503,7 @@ class Operator:
 
     def run_once(self) -> bool:
         """Make passes until nothing is left that can be done now. Gives up after three passes in a
-        row that did nothing, because things kept changing. Returns whether all went well."""
+        row that did nothing: then things keep changing. Returns whether all went well."""
         self.tries_once = True
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
@@ -2710,7 +2736,8 @@ def from_kubeconfig(
     file: str, merged: Any, context: str | None, configuration: Configuration
 ) -> Connection:
     """As `load_kube_config` does it, which would tell neither the namespace nor who the user is."""
-    # The loader writes keys to files, which it would remove only at a regular exit.
+    # The loader writes keys to files, which it would remove only at a regular exit. Client reads
+    # them, so it is made before they are gone.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         active = context or first_context(file)
         if not active:
@@ -2921,9 +2948,9 @@ STOPPING = 4  # seconds that requests which have begun may take after a signal
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
-    """Run the loop in a thread of its own. A signal handler interrupts the main thread: if that
-    were waiting for the event, `set()` in the handler could wait forever. After a signal, current
-    requests get STOPPING seconds; a second one ends the process. Returns the exit code."""
+    """Run the loop in a thread of its own: a signal handler interrupts the main thread, and if that
+    held the lock of the event, `set()` in the handler would wait for it forever. After a signal,
+    current requests get STOPPING seconds; a second one ends the process. Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
         if stopping.is_set():
@@ -2998,7 +3025,7 @@ def main(
     start_log(verbose, log_format)
     log.info("%s %s: loading the configuration", MANAGER, __version__)
     connection = connect(kubeconfig, context, workers)
-    # An empty variable means all namespaces; click ignores such a variable.
+    # An empty variable means all namespaces, as for other operators; click ignores such a variable.
     everywhere = all_namespaces or os.environ.get("MILVUS_OPERATOR_NAMESPACE") == ""
     default = None if everywhere else connection.namespace
     managed = chosen or [default]

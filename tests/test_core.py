@@ -112,6 +112,13 @@ def test_while_its_claim_is_being_deleted_a_pod_is_neither_created_nor_replaced(
         assert decided(stored, pods(f"x-0{there}"), claims) == [], there
     actions = decided(stored, pods("x-0 old, x-1 old, x-2 starting"), claims)
     assert [action.key for action in actions] == [("delete", 2), ("replace", 0)]
+    for other, expected in {
+        "starting": [("replace", 0)],
+        "silent": [],
+        "": [("replace", 0)],
+    }.items():
+        actions = decided(stored, pods(f"x-0 old, x-1 old {other}"), claims)
+        assert [action.key for action in actions] == expected, "a roll waits for what may serve"
     without = decided(milvus(2), pods("x-0"), claims)
     assert [action.key for action in without] == [("create", 1)], "without storage, it is not ours"
 
@@ -252,8 +259,16 @@ def test_what_means_something_else_is_another_template(text: str) -> None:
         assert fingerprint(other) != fingerprint(text), other
 
 
-def test_a_new_version_of_the_operator_replaces_no_pods() -> None:
-    assert fingerprint("replicas: 3") == "2df1ea7bbb7aa9f4"
+HASHES = {
+    "replicas: 3": "2df1ea7bbb7aa9f4",
+    "milvusSpec: 'a: {b: on, c: 0777, d: [null, 0.5, x]}'": "528e270e50d7b7ac",
+    "pod: {spec: {nodeSelector: {a: b}, securityContext: null}}": "51c4cf81e8c59c86",
+}
+
+
+@pytest.mark.parametrize(("text", "hash_"), HASHES.items())
+def test_a_new_version_of_the_operator_replaces_no_pods(text: str, hash_: str) -> None:
+    assert fingerprint(text) == hash_
 
 
 def test_an_empty_mapping_that_changes_no_fingerprint_is_not_sent_either() -> None:

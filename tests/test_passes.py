@@ -297,6 +297,15 @@ def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed() -> 
     assert len(world.pods()) == 2
 
 
+def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_another_was_deleted() -> None:
+    world = at_rest(milvus(replicas=4))
+    world.change("x", replicas=1)
+    wanted = lambda _: world.change("x", replicas=4)  # noqa: E731
+    world.server.when("delete", "pods", wanted, after=True, times=1)
+    world.passes(3)
+    assert world.names("delete", "pods") == ["x-1"]
+
+
 def test_a_pod_stays_if_its_milvus_is_changed_back_while_the_dry_run_is_asked() -> None:
     world = at_rest(milvus())
     world.change("x", image="milvus:2")

@@ -79,6 +79,7 @@ TEXTS = [
     "# 5 %\n---\na: &unused b\nc: 'http://x?y=z'\n",
     "path: /var/lib/milvus/rdb_data # \\/ ?",
     "a: 'x\\/y'\nb: x\\/y",
+    'a: "b\\\\/c"',
     "# only a comment",
     "{}",
     "",

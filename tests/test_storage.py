@@ -276,6 +276,15 @@ def test_a_claim_that_a_new_pod_waits_for_is_named() -> None:
     assert world.reason() == "Reconciled"
 
 
+def test_a_claim_that_ends_with_its_pod_is_no_problem() -> None:
+    world = at_rest(milvus(**STORED))
+    hold(world, "data-x-0")
+    world.server.ask("delete", "pods", "x-0", {})
+    world.passes(5)
+    assert world.reason(kind="Ready") == "Terminating"
+    assert world.reason() == "Reconciled"
+
+
 def test_a_claim_that_its_driver_cannot_grow_is_told_until_it_can() -> None:
     world = bound(2)
     grow(world)
