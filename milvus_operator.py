@@ -184,7 +184,7 @@ def controller_of(obj: Obj) -> Obj:
 
 def template_hash_of(pod: Obj) -> str | None:
     annotations = pod["metadata"].get("annotations") or {}
-    return annotations.get(TEMPLATE_HASH)
+    return annotations.get(TEMPLATE_HASH) or None
 
 
 def phase_of(obj: Obj) -> str:
@@ -345,19 +345,18 @@ COMPONENTS = (
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
 # If an owner names an external service, default.yaml lets Milvus use it. A row is (place, setting,
-# value): if the owner sets the place, or what begins so (an environment variable may go on), to
-# something that is not in the pod, default.yaml sets the setting to the value. Of several queues,
-# the first counts, as in Milvus. Other names choose nothing: pulsar.maxMessageSize is for all
-# queues, and woodpecker.storage is to be set before a queue is switched to woodpecker.
+# value): if the owner sets the place to something that is not in the pod, default.yaml sets the
+# setting to the value. Of several queues, the first counts, as in Milvus. Other names choose
+# nothing: pulsar.maxMessageSize is for all queues, and woodpecker.storage is to be set before a
+# queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
-    ("minio.useIAM", "common.storageType", "remote"),  # if true: else a forgotten address is silent
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
 )
 # What is not outside the pod, as in a whole milvus.yaml: nothing at all, or an address in the pod.
-NOTHING = "(|~|null|false)"
+NOTHING = "(|~|null)"
 LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?"
 HERE = re.compile(f"{NOTHING}|{LOCAL}", re.IGNORECASE)
 
@@ -400,13 +399,12 @@ def canonical(name: str) -> str:
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     """The settings of default.yaml for an owner who has set these, by canonical name; None: the
     value is not known here."""
-    elsewhere = [
+    elsewhere = {
         name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
-    ]
+    }
     chosen: dict[str, str] = {}
     for place, setting, choice in CHOICES:
-        start = canonical(place)
-        if any(name.startswith(start) for name in elsewhere):
+        if canonical(place) in elsewhere:
             chosen.setdefault(setting, choice)
     return DEFAULTS | chosen
 
@@ -925,10 +923,9 @@ def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
 
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
     """The volume that a folder for data is on. Raises Invalid."""
-    path = settings.get(canonical(setting))
-    if path in (None, "default"):  # not known here; or Milvus's word for a folder of its own there
+    path = normpath(settings.get(canonical(setting), "default"))
+    if path == "default":  # Milvus's word for a folder of its own there; or it is not known here
         path = f"{DATA}/data"
-    path = normpath(path)
     if not path.startswith(f"{DATA}/"):
         text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
         raise Invalid(f"{text}: leave the setting out, or mount a volume of your own at {DATA}")
@@ -1014,9 +1011,9 @@ class Observed:
 
     @cached_property
     def blocked(self) -> dict[int, Why]:
-        """The desired ordinals whose claims are being deleted, or have lost their volumes. A pod
-        that is there is the last to reach that data, so it is left alone. If there is none, none
-        is created until the claim is gone, too."""
+        """The desired ordinals whose claims are being deleted, or have lost their volumes. If the
+        pod is there, only that pod still reaches the data: it is left alone. If not, none is
+        created until the claim is gone, too."""
         if not self.spec.storage:
             return {}  # then claims are not ours
         found = {}
@@ -1064,7 +1061,7 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 def is_up_to_date(pod: Obj, spec: Spec) -> bool:
     """Whether it is known not to be outdated."""
-    return bool(template_hash_of(pod)) and not is_outdated(pod, spec)
+    return template_hash_of(pod) is not None and not is_outdated(pod, spec)
 
 
 def state_of_claim(claim: Obj) -> str:
@@ -1078,13 +1075,13 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
         text = f"claim {name} is {state}, and only its pod still reaches the data"
         advice = "back it up, or set the volume's reclaim policy to Retain, before the pod ends"
         return Why(reason, f"{text}: {advice}")
-    will_go = state == "Terminating" and (not pod or is_ending(pod))  # nothing of ours holds it
+    will_go = state == "Terminating" and (not pod or is_ending(pod))  # nothing of ours keeps it
     if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
     text = f"claim {name} is {state}, and no pod is running with it"
     holder = "claim" if state == "Lost" else "pod"  # what keeps a new pod from being made
     advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
-    return Why(reason, f"{text}: {advice}")
+    return Why(reason, f"{text}: {advice}, and deletes the vectors if they are in a bucket")
 
 
 def decide(seen: Observed, refused: Refused) -> Iterator[Action]:
@@ -1155,6 +1152,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
+#   ended, or ending                       no                yes
 #   up to date and Ready                   no                until it has been so for
 #                                                            minReadySeconds
 #   up to date and not Ready               no                yes
@@ -1163,8 +1161,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless it can't be replaced
-#   outdated, and its claim will not stay  no                no, unless its node fell silent
-#   ended, or ending                       no                yes
+#   outdated, and its claim will not       no                only if its node fell silent
+#   stay (whatever else it is)
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
@@ -1301,10 +1299,8 @@ def readiness(seen: Observed, problems: Problems) -> Why:
             unready[ordinal] = problems.get(ordinal, why_not_ready(pod))
         elif not is_ready(pod):
             unready[ordinal] = why_not_ready(pod)
-        elif not template_hash_of(pod):
-            unready[ordinal] = why_unknown(pod)
-        elif is_outdated(pod, spec):
-            outdated[ordinal] = problems.get(ordinal, Why("Updating", OUTDATED))
+        elif not is_up_to_date(pod, spec):
+            outdated[ordinal] = problems.get(ordinal, why_outdated(pod))
     text = f"{spec.replicas - len(unready)} of {spec.replicas} pods are ready"
     if not spec.updates_on_delete:
         unready |= outdated  # last, because a rolling update waits for the others
@@ -1327,7 +1323,7 @@ def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why
             return problem
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
-            return why_unknown(pod)
+            return why_outdated(pod)
     for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and (why := why_it_cannot_grow(claim)):
             return why
@@ -1336,10 +1332,12 @@ def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why
     return Why(RECONCILED, MATCHING)
 
 
-def why_unknown(pod: Obj) -> Why:
-    """Why it is not known whether a pod is up to date."""
+def why_outdated(pod: Obj) -> Why:
+    """What is said of a pod that is outdated or, without a fingerprint, may be."""
+    if template_hash_of(pod):
+        return Why("Updating", OUTDATED)
     text = f"pod {name_of(pod)} has no annotation {TEMPLATE_HASH}"
-    advice = "find out whether a policy removes annotations, then delete the pod"
+    advice = "if a policy removes annotations, stop that; then delete the pod"
     return Why(TEMPLATE_UNKNOWN, f"{text}, so it may not be up to date: {advice}")
 
 
@@ -1663,9 +1661,8 @@ def rejection(error: ApiException) -> ApiError:
         reason = WAITING
     elif code == 429:  # it asks to come later
         failure, reason = Failure.LOST, WAITING
-    # InternalError: a webhook that had to be asked has failed, and nothing was written.
     elif code >= 500 and status_reason != "InternalError":
-        failure = Failure.LOST
+        failure = Failure.LOST  # that one means: a webhook has failed, and nothing was written
     elif code == 403 and QUOTA.match(message):  # only its words tell
         reason = QUOTA_EXCEEDED
     return ApiError(Why(reason, message), failure, code, status_reason)
@@ -2050,7 +2047,7 @@ class Outcome(NamedTuple):
     # That one must write it, even if it changes something, too.
     owes_status: bool = False
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
-    # When a visit is due though nothing changes. If that is past, it has been waiting since then.
+    # When a visit is due though nothing changes. If that is past, it has waited since then.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
     since: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
@@ -2075,6 +2072,7 @@ class Visit:
     events: list[Obj] = field(default_factory=list)
     due: float = inf
     has_more: bool = False
+    has_changed: bool = False  # the Milvus, since it was listed
 
     def __post_init__(self) -> None:
         self.milvus = self.seen.milvus
@@ -2098,7 +2096,7 @@ class Visit:
         return self.is_due or self.last.versions != self.versions
 
     def turn(self, now: float) -> float:
-        """When it came, for the order of visits: who waits longest goes first. But a database that
+        """The time by which visits are sorted: who waits longest goes first. But a database that
         was lost does not wait for a thousand new ones, and new ones do not wait for those that
         have failed. The first status of a new one may wait half a minute for the pods of others."""
         came = min(self.last.due, now)
@@ -2107,8 +2105,8 @@ class Visit:
         is_new = not conditions_of(self.milvus)
         if not is_new or self.last.has_more:
             return came
-        lacks_only_a_status = bool(self.last.versions)  # its pods were made by an earlier visit
-        if lacks_only_a_status and now >= came + BEHIND:
+        was_visited = bool(self.last.versions)
+        if was_visited and now >= came + BEHIND:
             return came
         return came + BEHIND
 
@@ -2187,7 +2185,7 @@ class Visit:
         return {key: self.last.since.get(key, at) for key, at in found.items()}
 
     def is_rolling(self) -> bool:
-        """Whether pods are to be replaced, by later visits of this process."""
+        """Whether later visits of this process may replace pods."""
         if self.seen.spec.updates_on_delete or self.retries.tries_once:
             return False
         return bool(self.seen.outdated)
@@ -2253,11 +2251,14 @@ class Visit:
         Returns its message."""
         reconciled = condition_of({"status": status}, "Reconciled")
         message = reconciled["message"]
+        is_warning = reconciled["status"] == "False"
         # What this process has told or, if it has told nothing yet, what an earlier one has
         # written. That a new Milvus is fine is no news.
         known = self.last.told or condition_of(self.milvus, "Reconciled").get("message", MATCHING)
         if message != known:
-            self.say(reconciled["reason"], message, is_warning=reconciled["status"] == "False")
+            self.say(reconciled["reason"], message, is_warning)
+        elif is_warning and self.retries.tries_once and not self.last.told:
+            self.log(logging.WARNING, message)  # the reason why this run will fail, too
         return message
 
     def write_status(self, status: Obj) -> bool:
@@ -2284,14 +2285,14 @@ class Visit:
             return False
         self.retries.succeeded(STATUS, now)
         self.made[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass
-        self.tell_that_pods_wait(status)
+        self.tell_that_pods_wait()
         return True
 
-    def tell_that_pods_wait(self, status: Obj) -> None:
+    def tell_that_pods_wait(self) -> None:
         """With OnDelete, outdated pods begin to wait when a status says so for the first time."""
         old = self.milvus["status"]
         waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
-        waiting = status["replicas"] - status["updatedReplicas"]
+        waiting = len(self.seen.outdated)
         if self.seen.spec.updates_on_delete and waiting and not waited:
             text = "by updateStrategy, outdated pods stay until somebody deletes them"
             self.say(WAITING, f"{text}: {waiting}")
@@ -2398,10 +2399,14 @@ class Visit:
         self.note("Expanding", "claim", action.obj, action.because)
 
     def require_current(self) -> None:
-        """Read the Milvus once more, and raise an error if it is not as it was listed."""
-        keys = ("uid", "generation", "deletionTimestamp")
-        fresh = self.api.find(self.api.milvuses, self.milvus)
-        if not fresh or pick(fresh["metadata"], keys) != pick(self.milvus["metadata"], keys):
+        """Read the Milvus once more, and raise an error if it is not as it was listed, or was not
+        the last time."""
+        if not self.has_changed:
+            keys = ("uid", "generation", "deletionTimestamp")
+            listed = pick(self.milvus["metadata"], keys)
+            fresh = self.api.find(self.api.milvuses, self.milvus)
+            self.has_changed = not fresh or pick(fresh["metadata"], keys) != listed
+        if self.has_changed:
             raise stale("the Milvus has changed")
 
     def delete(self, action: Action) -> None:
@@ -2503,7 +2508,7 @@ class Operator:
 
     def run_once(self) -> bool:
         """Make passes until nothing is left that can be done now. Gives up after three passes in a
-        row that did nothing: then things keep changing. Returns whether all went well."""
+        row that did nothing although something was due. Returns whether all went well."""
         self.tries_once = True
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
@@ -2513,8 +2518,11 @@ class Operator:
             idle = 0 if changes else idle + 1
         wait(self.sending, LAST_EVENTS)
         visits = self.all_visits()
-        is_good = not any(visit.is_due or visit.outcome.state == FAILED for visit in visits)
-        return is_good and self.has_listed and not self.outages
+        unfinished = [visit for visit in visits if visit.is_due]
+        for visit in unfinished:
+            visit.log(logging.WARNING, "there is more to do")
+        has_failed = any(visit.outcome.state == FAILED for visit in visits)
+        return self.has_listed and not (unfinished or has_failed or self.outages)
 
     def run_pass(self) -> Counter[str]:
         """Make one pass. Returns a count of each kind of change."""
@@ -2599,8 +2607,7 @@ class Operator:
         return f"cannot list {plural} in {scope(namespace)}", f"{error}{advice}"
 
     def new_visits(self, namespace: str | None, lists: Lists) -> list[Visit]:
-        """A visit for each Milvus that is not being deleted. Of what came of an earlier spec of it,
-        little is remembered; a new spec is due now."""
+        """A visit for each Milvus that is not being deleted."""
         pods_of = by_ordinal(lists.pods)
         claims_of = by_ordinal(lists.claims)
         unsure = self.api.maybe_deleted()
@@ -2625,7 +2632,8 @@ class Operator:
         return visits
 
     def last_outcome(self, milvus: Obj, visit: Visit | None, now: float) -> Outcome:
-        """What came of its visit before, as far as that still counts for this spec."""
+        """What came of its visit before. If the spec is new, most of that is forgotten, and a visit
+        is due now."""
         if not visit:
             return Outcome(Retries(self.tries_once), due=now)
         if visit.milvus["metadata"]["generation"] == milvus["metadata"]["generation"]:
@@ -2776,7 +2784,9 @@ def first_context(file: str) -> str | None:
 
 
 class Client(ApiClient):
-    """The official client, without what would harm the operator."""
+    """The official client, without what would harm the operator. That relies on insides of the
+    library, of the versions in requirements.txt. Most is tested by tests/test_credentials.py,
+    test_proxies.py and test_outages.py, which `make matrix` runs with the oldest and the newest."""
 
     def __init__(self, configuration: Configuration) -> None:
         # The next pass is the retry; urllib3's own would multiply the timeout.
@@ -2944,7 +2954,9 @@ def start_pool(workers: int) -> Executor:
     return pool
 
 
-STOPPING = 4  # seconds that requests which have begun may take after a signal
+# In seconds, after a signal.
+STOPPING = 4  # that requests which have begun may take
+LAST_WORDS = 0.5  # that the log may take then
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
@@ -2959,7 +2971,12 @@ def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_i
         signal.alarm(STOPPING)
 
     def give_up(_: int, __: Any) -> None:
-        log.info("stopped; a request did not end in time")
+        # In a thread, because the log may be what is blocked: by a pipe that nobody reads.
+        text = "stopped; a request did not end in time"
+        last_words = threading.Thread(target=log.info, args=(text,), daemon=True)
+        with suppress(RuntimeError):  # there may be no more threads
+            last_words.start()
+            last_words.join(LAST_WORDS)
         os._exit(code_if_late)
 
     signal.signal(signal.SIGALRM, give_up)

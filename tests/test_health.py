@@ -147,3 +147,8 @@ def test_a_port_in_use_is_one_clear_line() -> None:
     text = f"cannot listen on port {port}: Address already in use; choose another with"
     with pytest.raises(mo.Unusable, match=text):
         mo.start_health_server(World().operator, port)
+
+
+def test_a_client_that_sends_nothing_is_disconnected() -> None:
+    with socket.create_connection(("127.0.0.1", serve(World())), timeout=20) as client:
+        assert client.recv(1) == b"", "else it would keep a thread for ever"

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.lib.world import World, at_rest, milvus
+from tests.lib.world import World, at_rest, milvus, pod
 
 STORED = {"size": "1Gi"}
 NOW = "2999-01-01T00:00:00Z"  # as a clock says that is ahead
@@ -31,6 +31,26 @@ def test_once_retries_a_conflict_about_the_status() -> None:
     world.server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=1)
     assert world.operator.run_once()
     assert world.status("x")["replicas"] == 1
+
+
+def test_a_dry_run_tries_nothing_twice() -> None:
+    world = World(milvus())
+    world.operator = world.new_operator(dry_run=True)
+    world.server.reject("create", "pods", 409, "modified", "Conflict")
+    world.passes(5)
+    assert world.names("create", "pods") == ["x-0"]
+
+
+def test_once_that_fails_says_why_though_an_earlier_run_has_said_so() -> None:
+    world = World(milvus(), pod("x-0"))
+    assert not world.operator.run_once()
+    said = world.warnings[-1]
+    assert said.startswith("milvus test/x: pod x-0 already exists and has no controller")
+    events = world.events()
+    world.forget()
+    assert not world.new_operator().run_once()
+    assert world.warnings == [said]
+    assert world.events() == events, "but no event for each run"
 
 
 def test_once_replaces_adopts_and_deletes_but_neither_waits_nor_finishes_a_roll() -> None:

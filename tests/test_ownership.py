@@ -150,10 +150,24 @@ def test_a_pod_without_a_fingerprint_does_not_count_as_up_to_date(strategy: str)
     world.settle()
     assert world.images()[1] == "milvus:1"
     ready = world.condition("x", "Ready")
-    assert ready["status"] == "False"
-    assert "x-1 has no annotation" in ready["message"]
-    updated = 1 if strategy == "RollingUpdate" else 0
-    assert world.status("x")["updatedReplicas"] == updated
+    is_rolling = strategy == "RollingUpdate"
+    text = "2 of 2 pods are ready, 1 of them outdated; x-1: pod x-1 has no annotation"
+    if not is_rolling:
+        text = "2 of 2 pods are ready; outdated until somebody deletes them: 2"
+    assert ready["message"].startswith(text)
+    assert ready["status"] == str(not is_rolling), "nobody waits for outdated pods, either"
+    assert world.status("x")["updatedReplicas"] == (1 if is_rolling else 0)
+    world.server.set_pod("x-1", ready=False)
+    world.passes(3)
+    assert world.reason("x", "Ready") != "TemplateUnknown", "what the pod says is more urgent"
+
+
+def test_that_a_fingerprint_is_gone_is_not_told_as_an_outdated_pod() -> None:
+    world = at_rest(milvus(replicas=2, updateStrategy={"type": "OnDelete"}))
+    world.patch("pods", "x-1", annotations=None)
+    world.settle()
+    assert world.reason() == "TemplateUnknown"
+    assert not any("outdated" in event for event in world.events())
 
 
 def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:

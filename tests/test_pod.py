@@ -123,7 +123,10 @@ INVALID = {
         *("1 ? [a]\n: b", "1 a: {'': b}", "2 a: 1\n<<: {b: 2}", "1 {? {a: b} : c}"),
     ],
     # What PyYAML reads, and Milvus does not.
-    "Milvus cannot read the escape \\/: write / instead": ['2 a: 1\nb: "http:\\/\\/x"'],
+    "Milvus cannot read the escape \\/: write / instead": [
+        '2 a: 1\nb: "http:\\/\\/x"',
+        '1 a: "b\\\\\\/c"',
+    ],
     "a question mark, or a byte order mark, must be in quotes": [
         *("1 a?: b", "2 a: 1\nb?: c", "3 a: 1\n\nb: \ufeff"),
     ],
@@ -171,8 +174,6 @@ CHOSEN = {
     "minio: {address: s3.example.com}": "common.storageType: remote",
     "MINIO_ADDRESS: b": "common.storageType: remote",
     "milvus.minio.address: b": "common.storageType: remote",
-    # A role is for a bucket: if its address was forgotten, Milvus says so.
-    "minio: {useIAM: true, bucketName: b}": "common.storageType: remote",
     "etcd: {endpoints: [a:2379, b:2379]}": "etcd.use.embed: false",
     "kafka.brokerList: a:9092": "mq.type: kafka",
     "pulsar: {address: a}\nkafka: {brokerList: b}": "mq.type: pulsar",
@@ -191,7 +192,7 @@ CHOSEN = {
     "woodpecker: {storage: {type: local}}": "{}",  # Milvus wants it before mq.type is switched
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",
     "minio: {}": "{}",
-    "minio: {address: localhost, useIAM: false, bucketName: a-bucket}": "{}",
+    "minio: {address: localhost, useIAM: true, bucketName: a-bucket}": "{}",
     "minio.address: a; {name: MINIO_ADDRESS, value: localhost}": "{}",  # the variable wins
     "etcd: {rootPath: a}\nrocksmq.retentionSizeInMB: 1": "{}",
     "common: {kafka: a}\nmykafka.brokerList: a": "{}",

@@ -1,5 +1,7 @@
 """Signals: writes in progress are finished, and the process ends with the right exit code."""
 
+import fcntl
+import os
 import re
 import signal
 import threading
@@ -8,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import milvus_operator as mo
 from tests.lib.front import Request
-from tests.lib.kit import Command, Start
+from tests.lib.kit import Command, Start, eventually
 from tests.lib.wire import Api
 from tests.lib.world import milvus
 
@@ -82,4 +85,26 @@ def test_writes_in_progress_get_four_seconds_none_begins_and_a_second_signal_end
     assert process.end() == code
     gave_up = "a request did not end in time" in process.log
     assert gave_up == (seconds == 60 and len(signals) == 1), "it waits neither less nor longer"
+    assert mo.STOPPING + mo.LAST_WORDS < 5
     assert api.world.pods() == pods
+
+
+def test_a_log_that_nobody_reads_does_not_keep_it_from_ending(api: Api) -> None:
+    """A pipe holds so much; then each line waits for a reader."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    options = ["--kubeconfig", api.kubeconfig(), "--verbose", "--interval", "0.1"]
+    process = Command(*options, stderr=writer).process
+    try:
+        eventually(lambda: len(api.requests) > 10, 30)
+        before = 0
+        while len(api.requests) > before:  # it makes passes
+            before = len(api.requests)
+            time.sleep(2)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reader)
+        os.close(writer)

@@ -101,7 +101,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     assert world.reason() == "ClaimTerminating"
     assert world.message() == (
         "claim data-x-0 is Terminating, and no pod is running with it: if nobody needs that data, delete the "
-        "pod: a new pod gets a new, empty volume"
+        "pod: a new pod gets a new, empty volume, and deletes the vectors if they are in a bucket"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
     ready = world.condition("x", "Ready")
@@ -164,7 +164,8 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world.passes(20)
     assert world.pods() == ["x-0"], "it would write into nothing"
     assert world.reason() == world.reason(kind="Ready") == "ClaimLost"
-    advice = "if nobody needs that data, delete the claim: a new pod gets a new, empty volume"
+    advice = "if nobody needs that data, delete the claim: a new pod gets a new, empty volume, "
+    advice += "and deletes the vectors if they are in a bucket"
     assert world.message() == f"claim data-x-1 is Lost, and no pod is running with it: {advice}"
     world.remove(CLAIMS, "data-x-1")
     world.settle()
