@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Keeps the pods of every Milvus resource running: a Kubernetes operator in one file.
 
-It polls. A *pass* lists the pods, their claims and the Milvus resources, and makes a *visit* to
-each Milvus that has changed, or for which work is left. A visit decides what to do (pure functions
-over plain dicts), does it, says what was done, and writes the status. The pass waits for all of its
-visits, reports, and sleeps. The next pass sees the effect of its writes.
+It polls. A *pass* lists the pods, their claims and Services, and the Milvus resources, and makes a
+*visit* to each Milvus that has changed, or for which work is left. A visit decides what to do (pure
+functions over plain dicts), does it, says what was done, and writes the status. The pass waits for
+all of its visits, reports, and sleeps. The next pass sees the effect of its writes.
 
 Names are fixed, every delete carries a UID, and what cannot be undone is looked at once more before
 it is done. So a write that is lost or repeated does no harm, and everything that is kept in memory
@@ -71,7 +71,9 @@ from prometheus_client.registry import Collector
 
 __version__ = "0.1.0"
 
-Obj = dict[str, Any]  # a Kubernetes object or a part of one, as in its JSON
+# A Kubernetes object or a part of one, as in its JSON; but the spec of a Milvus or a claim that was
+# listed is JSON text: see `slim_with_spec`.
+Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
 # ---------- Constants ----------
@@ -104,8 +106,9 @@ CLAIM_LOST = "ClaimLost"
 CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
-WAITING = "Waiting"  # for something else: no failure to reconcile, unless writes fail so for long
-# Reasons that usually go away by themselves: Ready names a pod with any other reason first.
+WAITING = "Waiting"  # for something else; makes Reconciled False only if it has lasted
+# Reasons that usually go away by themselves. The condition Ready names the first pod that has
+# another reason; if there is none, the first one that is not ready.
 TRANSIENT = {
     WAITING,
     "Pending",  # the phase of a pod
@@ -344,18 +347,17 @@ COMPONENTS = (
 )
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# If an owner names an external service, default.yaml lets Milvus use it. A row is (place, setting,
-# value): if the owner sets the place to something that is not in the pod, default.yaml sets the
-# setting to the value. Of several queues, the first counts, as in Milvus. Other names choose
-# nothing: pulsar.maxMessageSize is for all queues, and woodpecker.storage is to be set before a
-# queue is switched to woodpecker.
+# External services. A row is (place, setting, value): if the owner sets the place to something
+# outside the pod, default.yaml sets the setting to the value. Of two queues, the first row counts,
+# as in Milvus. No other setting chooses a service: pulsar.maxMessageSize is for all queues, and
+# Milvus wants woodpecker.storage to be set before a queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
 )
-# What is not outside the pod, as in a whole milvus.yaml: nothing at all, or an address in the pod.
+# What is not outside the pod: nothing at all, or a local address. A whole milvus.yaml has these.
 NOTHING = "(|~|null)"
 LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?"
 HERE = re.compile(f"{NOTHING}|{LOCAL}", re.IGNORECASE)
@@ -468,7 +470,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # there, so that a list over them is Invalid
+        "metadata": {"labels": {}, "annotations": {}},  # so that `overlay` refuses a list there
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -666,18 +668,16 @@ def path_of(mount: Obj) -> str:
 MAX_EVENTS = 5000
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
 TEXT = "tag:yaml.org,2002:str"
-# What YAML takes for a number or a truth value, but is the same text if it is quoted.
-SAME_IF_QUOTED = re.compile(r"true|false|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 # The settings that the ports of the pod rely on.
 FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"])}
 
 
 class Part(NamedTuple):
-    """A part of the data. If the decider has a value that `folders` lacks, the part is outside the
-    pod."""
+    """A part of the data. The setting `decider` says where it is: a value in `folders` means the
+    folder of that setting in the pod; any other value means outside the pod."""
 
-    decider: str  # the setting that says where it is
-    folders: dict[str, str]  # by value of the decider: the setting of the folder in the pod
+    decider: str
+    folders: dict[str, str]
 
 
 TRUE = ("true", "t", "1", "yes", "y", "on")
@@ -694,8 +694,8 @@ PARTS = {
         },
     ),
 }
-# Vectors and etcd are of no use without each other. A row is (part, other, setting): the part must
-# not end with the pod if the other does not; the setting leads to one outside the pod.
+# Vectors and etcd are of no use without each other. A row is (part, other, setting): if the other
+# outlives the pod, the part must, too, such as by this setting of an external service.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
@@ -737,7 +737,7 @@ def spec_of(milvus: Obj) -> Spec:
         raise Invalid(f"spec.replicas must be from 0 to {MAX_REPLICAS}")
     refuse_dangers(milvus, spec)
     if spec.storage:
-        parse_quantity(spec.storage["size"])  # raises if it is none
+        parse_quantity(spec.storage["size"])  # raises if it is not a quantity
     return spec
 
 
@@ -762,7 +762,7 @@ def tree_of(text: str) -> Any:
     try:
         for number, event in enumerate(yaml.parse(text, YAML_LOADER)):
             if number == MAX_EVENTS:
-                raise invalid_at(event.start_mark, "it has too many settings")
+                raise invalid_at(event.start_mark, f"it has more than {MAX_EVENTS // 2} settings")
             if advice := why_unreadable(event, text):
                 raise invalid_at(event.start_mark, advice)
         return yaml.compose(text, YAML_LOADER)
@@ -773,12 +773,13 @@ def tree_of(text: str) -> Any:
 
 def why_unreadable(event: Any, text: str) -> str:
     """What is wrong with an event that PyYAML reads, and Milvus (yaml.v2) may not: then Milvus
-    would drop all of its files. It does read aliases, but they can take gigabytes."""
+    ignores all of its configuration files. Aliases it can read, but they can take gigabytes."""
     written = text[event.start_mark.index : event.end_mark.index]
     is_alias = isinstance(event, yaml.AliasEvent)
     if is_alias or getattr(event, "tag", None) or getattr(event, "version", None):
         return "aliases, tags and directives are not allowed: write plain values instead"
     if isinstance(event, yaml.ScalarEvent):
+        # A `\/` after an even number of backslashes.
         if event.style == '"' and re.search(r"(?<!\\)(\\\\)*\\/", written):
             return "Milvus cannot read the escape \\/: write / instead"
         if not event.style and re.search("[?\ufeff]", event.value):  # such as in {a: b?}
@@ -796,7 +797,7 @@ def settings_of(tree: Any) -> dict[str, Scalars]:
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
         if key in fixed and value_of(items) != fixed[key]:
-            advice = "to move a port, set PROXY_PORT or METRICS_PORT in spec.pod instead"
+            advice = "to move a port, set PROXY_PORT, or METRICS_PORT and the probes, in spec.pod"
             raise invalid_at(mark, f"leave out proxy.port and metrics.port: {advice}")
         found[name] = items
         lines[key] = mark.line + 1
@@ -809,7 +810,7 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
     for key, value in tree.value:
         mark = key.start_mark
         if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
-            raise invalid_at(mark, "a key must be the name of a setting")
+            raise invalid_at(mark, "a key must be the name of a setting, and not <<")
         name = prefix + key.value
         if isinstance(value, yaml.MappingNode):
             yield from flatten(value, f"{name}.")
@@ -823,6 +824,10 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
 def value_of(items: Scalars) -> str:
     """The value of a setting as it is written; a list is joined by commas, as Milvus does."""
     return ",".join(item.value for item in items)
+
+
+# What YAML takes for a number or a truth value, but means the same in quotes.
+SAME_IF_QUOTED = re.compile(r"true|false|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 
 
 def meaning_of(scalar: Any) -> str:
@@ -867,11 +872,12 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
         if place.ends_with_pod and spec.storage:
             text = f"{setting} is on a volume that ends with the pod, although spec.storage is set"
             raise Invalid(f"{text}: mount the volume named data there, or leave out spec.storage")
-        # Volumes of their own differ between two pods: one has data-x-0, the other data-x-1.
+        # Equal places are one: an external service, or a volume with the same source. Claims of
+        # their own differ: data-x-0, data-x-1.
         is_shared = place == of_another.get(part) and not place.ends_with_pod
         if is_shared:
             text = f"all replicas would have their {part} in the same place ({setting})"
-            advice = "set spec.replicas to 1, and create one Milvus for each instead"
+            advice = "set spec.replicas to 1, and create one Milvus in a place of its own for each"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
     for part, other, elsewhere in NEEDED:
         one, two = places.get(part), places.get(other)
@@ -923,8 +929,9 @@ def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
 
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
     """The volume that a folder for data is on. Raises Invalid."""
+    # "default" is Milvus's word for its own folder below DATA; so is what is not known here.
     path = normpath(settings.get(canonical(setting), "default"))
-    if path == "default":  # Milvus's word for a folder of its own there; or it is not known here
+    if path == "default":
         path = f"{DATA}/data"
     if not path.startswith(f"{DATA}/"):
         text = f"{setting} must be a folder below {DATA}, because a volume is mounted there"
@@ -949,12 +956,12 @@ ANSWER: Key = ("answer", None)
 Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
-OUTDATED = "the template is outdated"
+OUTDATED = "its template has changed"
 ORPHANED = "without a controller, but with the label of this Milvus"
 
 
-# In what states a claim blocks its pod: see `Observed.blocked`. That it is gone is not seen there,
-# because it may only lack our label: see `Visit.require_claim`.
+# The states of a claim that block its pod: see `Observed.blocked`. "gone" is no phase: a claim that
+# is missing in the list may only lack our label, so only `Visit.require_claim` reads it by name.
 BLOCKING = ("Terminating", "Lost", "gone")
 
 
@@ -992,9 +999,9 @@ class Observed:
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
     time: float  # when the pods were listed, in seconds of the loop's clock
-    maybe_deleted: Set[int] = frozenset()  # of pods: a delete got no answer, and may still work
+    maybe_deleted: Set[int] = frozenset()  # whose delete got no answer: it may still take effect
     spec: Spec = Spec()
-    since: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was first seen
+    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when, each
 
     @cached_property
     def mine(self) -> Objs:
@@ -1060,7 +1067,8 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def is_up_to_date(pod: Obj, spec: Spec) -> bool:
-    """Whether it is known not to be outdated."""
+    """Whether it has a fingerprint and is not outdated. An invalid spec has no fingerprint to
+    compare with: then whatever has one counts."""
     return template_hash_of(pod) is not None and not is_outdated(pod, spec)
 
 
@@ -1079,7 +1087,9 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
     text = f"claim {name} is {state}, and no pod is running with it"
-    holder = "claim" if state == "Lost" else "pod"  # what keeps a new pod from being made
+    # What keeps a new pod from being made: a Lost claim; or the old pod, which holds a Terminating
+    # claim, or misses one that is gone.
+    holder = "claim" if state == "Lost" else "pod"
     advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
     return Why(reason, f"{text}: {advice}, and deletes the vectors if they are in a bucket")
 
@@ -1152,7 +1162,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
-#   ended, or ending                       no                yes
+#   ending                                 no                yes
+#   ended                                  no                yes
 #   up to date and Ready                   no                until it has been so for
 #                                                            minReadySeconds
 #   up to date and not Ready               no                yes
@@ -1161,8 +1172,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless it can't be replaced
-#   outdated, and its claim will not       no                only if its node fell silent
-#   stay (whatever else it is)
+#   outdated or ended, and its claim will  no                only if its node fell silent: a person
+#   not stay                                                 must act, for which no roll can wait
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
@@ -1200,7 +1211,7 @@ def must_roll_wait(seen: Observed, refused: Refused) -> bool:
             is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
         elif not is_outdated(pod, spec):
             is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
-        elif ordinal in seen.blocked:
+        elif ordinal in seen.blocked and not is_ending(pod):
             is_waited_for = may_serve(pod) and not is_ready(pod)
         elif is_broken(pod, seen):
             is_waited_for = ("replace", ordinal) not in refused
@@ -1224,9 +1235,9 @@ def age_of(state: ReadyState, now: datetime) -> float:
 
 
 def seconds_of(pod: Obj, seen: Observed) -> float:
-    """For how long a pod has been Ready, or not Ready. What was not seen before, such as by a fresh
-    look, has been so for no time."""
-    return seen.time - seen.since.get(ready_state_of(pod), seen.time)
+    """For how long a pod has been Ready, or not Ready. A state that is seen for the first time,
+    such as by a fresh look, counts as 0 seconds."""
+    return seen.time - seen.first_seen.get(ready_state_of(pod), seen.time)
 
 
 def is_too_fresh(pod: Obj, seen: Observed) -> bool:
@@ -1246,7 +1257,8 @@ def is_broken(pod: Obj, seen: Observed) -> bool:
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
-    """Why a desired pod cannot be created: this pod already has its name."""
+    """Why a desired pod cannot be created: this pod already has its name. It has been read anew,
+    because a listed one lacks the kind and the name of its owner."""
     name = name_of(pod)
     owner = controller_of(pod)
     resolves_itself = (
@@ -1257,17 +1269,17 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     )
     if resolves_itself:
         text = f"pod {name} was created a moment ago, or is being deleted"
-        return Why(WAITING, f"{text}; one of an earlier Milvus waits for the garbage collector")
+        return Why(WAITING, f"{text}; one of an earlier Milvus is garbage-collected first")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
         return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")
     whose = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no controller"
-    return Why(
-        NAME_CONFLICT,
-        f"pod {name} already exists and {whose}, so the operator does not touch it: if it is an "
-        f"orphan of this Milvus, give it the label {selector_of(milvus)}; if nobody needs it, "
-        "delete it; or create the Milvus under another name",
-    )
+    text = f"pod {name} already exists and {whose}, so the operator does not touch it"
+    advice = "if nobody needs it, delete it; or create the Milvus under another name"
+    if not owner:
+        orphan = f"if it is an orphan of this Milvus, give it the label {selector_of(milvus)}"
+        advice = f"{orphan}; {advice}"
+    return Why(NAME_CONFLICT, f"{text}: {advice}")
 
 
 def is_of_namesake(milvus: Obj, owner: Obj) -> bool:
@@ -1280,8 +1292,8 @@ def is_of_namesake(milvus: Obj, owner: Obj) -> bool:
 
 # ---------- Say: status, conditions and events; as pure as what decides ----------
 
-# Each status says this, and an event only if it is news. To change these words is safe; it costs
-# one status update and one event for each Milvus.
+# The message of Reconciled if all is well. To change the words is safe: it costs one status update
+# and one event for each Milvus.
 MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
@@ -1318,6 +1330,7 @@ def readiness(seen: Observed, problems: Problems) -> Why:
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     spec = seen.spec
+    # Once any wait has lasted, that of the lowest ordinal is told, so that the message stays.
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING or WAITING in lasting:
             return problem
@@ -1337,7 +1350,7 @@ def why_outdated(pod: Obj) -> Why:
     if template_hash_of(pod):
         return Why("Updating", OUTDATED)
     text = f"pod {name_of(pod)} has no annotation {TEMPLATE_HASH}"
-    advice = "if a policy removes annotations, stop that; then delete the pod"
+    advice = "if a policy removes annotations, stop that; then delete the pod, if its data is kept"
     return Why(TEMPLATE_UNKNOWN, f"{text}, so it may not be up to date: {advice}")
 
 
@@ -1370,7 +1383,8 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
-    # Once it has said so of this spec, it goes on, although a restart forgets what lasts.
+    # Once set for this generation, Stalled stays while the reason is one of STALLED: a restart has
+    # lost for how long.
     was_stalled = condition_of(milvus, "Stalled").get("observedGeneration") == generation
     is_stalled = spec.invalid or was_stalled or reconciled.reason in lasting
     if reconciled.reason in STALLED and is_stalled:
@@ -1445,7 +1459,7 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 # The life of a write, in which a visit tries to do something about one pod or claim, or the status.
 #
 #   what comes of it             what is remembered        what later passes do
-#   done                         nothing; of a verb that   it, if it is to do again; if PACED, after
+#   done                         nothing; of a verb that   it, if it is due again; if PACED, after
 #                                is PACED, when            10 s, 20 s, 40 s, then a minute
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
@@ -1468,7 +1482,7 @@ class Retry(NamedTuple):
     delay: float  # seconds before it may be tried again
     problem: Why | None = None  # why it failed; None: it was done
     since: float = 0  # when it began to fail for this reason
-    is_refused: bool = False
+    is_refused: bool = False  # then `roll` goes on to another pod; else it yields this one again
 
     @property
     def until(self) -> float:
@@ -1479,8 +1493,8 @@ class Retries:
     """What is remembered of a Milvus. Callers pass the time, in seconds. Losing it costs one more
     try.
 
-    With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time; the
-    status still follows."""
+    With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time for
+    the same spec, except after a Conflict (`Visit.needs_delay`); the status still follows."""
 
     # Not `create` and `delete`: a pod that is deleted, or is surplus again, must not wait.
     PACED = ("restart", "replace", "adopt", "claim", "verify", "expose", "grow")
@@ -1523,12 +1537,13 @@ class Retries:
         fight over an image restart a database once in ten seconds, not with each change."""
         kept = Retries(self.tries_once)
         for (verb, ordinal), retry in self.tries.items():
+            # With --once, a new spec is tried at once.
             if verb == "replace" and not retry.problem and not self.tries_once:
                 kept.tries[verb, ordinal] = Retry(retry.tried, FIRST_PACE)
         return kept
 
     def keep_only(self, keys: set[Key], now: float) -> None:
-        """Forget what failed and is no longer to do, and what was last tried long ago."""
+        """Forget what failed and is no longer needed, and what was last tried long ago."""
         for key, retry in list(self.tries.items()):
             is_moot = retry.problem and key not in keys
             is_old = now >= retry.tried + QUIET and now >= retry.until
@@ -1662,7 +1677,8 @@ def rejection(error: ApiException) -> ApiError:
     elif code == 429:  # it asks to come later
         failure, reason = Failure.LOST, WAITING
     elif code >= 500 and status_reason != "InternalError":
-        failure = Failure.LOST  # that one means: a webhook has failed, and nothing was written
+        # An InternalError is a refusal: a webhook has failed, and nothing was written.
+        failure = Failure.LOST
     elif code == 403 and QUOTA.match(message):  # only its words tell
         reason = QUOTA_EXCEEDED
     return ApiError(Why(reason, message), failure, code, status_reason)
@@ -1676,9 +1692,10 @@ PAGE = 250  # objects in a page, at most; see docs/design.md
 PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # --- What is kept of the lists ---
-# In `{"apiVersion": …, "items": […], "metadata": {…}}`, with the keys in any order, no other key is
-# called items, and what follows the items contains no bracket. Without the metadata, whose version
-# changes all the time, a page can be recognized by its digest. tests/test_lists.py has odd pages.
+# In `{"apiVersion": …, "items": […], "metadata": {…}}`, in whatever order the keys are, the first
+# "items" is the list's own, and the last bracket of the body ends it. Without the metadata, whose
+# version changes all the time, a page can be recognized by its digest. tests/test_lists.py has odd
+# pages.
 ITEMS = re.compile(rb'"items"\s*:\s*(\[.*\])', re.DOTALL)
 METADATA = (
     "name",
@@ -1712,7 +1729,7 @@ class Listing(NamedTuple):
     slim: Callable[[Obj], Obj]  # what is kept of an object
 
 
-# Of what others may write at any length.
+# How much is kept of what others may make as long as they like.
 LONG = 64  # characters; no UID or hash is longer
 MANY = 9  # finalizers
 
@@ -1955,12 +1972,12 @@ class Api:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
         answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
         if not contains(answer.get("status", {}), status):
-            raise no_answer("the API server has not kept the status; is the CRD an older one?")
+            raise no_answer("the API server has not kept the status: is the CRD an old one?")
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run whether the API server accepts such a pod. That its name is taken
-        is found out after everything else, so it means yes. An exceeded quota is no objection,
-        because the old pod will make room."""
+        is checked last, so that means yes. An exceeded quota is no objection, because the old pod
+        will make room."""
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
@@ -2043,14 +2060,15 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     told: str = ""  # the message about its state that was last told, in the log and by an event
-    # A visit that changes something leaves the status to the next one, whose lists show the effect.
-    # That one must write it, even if it changes something, too.
+    # Whether it changed something, so that its lists were too old for a status. Then the next one
+    # writes it, even if that changes something, too.
     owes_status: bool = False
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
-    # When a visit is due though nothing changes. If that is past, it has waited since then.
+    # When the next visit is made, even if nothing changes. One that is put off keeps this time: it
+    # is its place in the line.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
-    since: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
+    first_seen: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
     changes: Sequence[str] = ()  # in the words of the log, once for each object
     events: Sequence[Obj] = ()  # to be sent
 
@@ -2076,7 +2094,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         self.milvus = self.seen.milvus
-        self.outcome = self.last  # until the loop knows that of this one
+        self.outcome = self.last  # of the last visit, until `run_pass` knows that of this one
         self.retries = self.last.retries
 
     @property
@@ -2105,6 +2123,8 @@ class Visit:
         is_new = not conditions_of(self.milvus)
         if not is_new or self.last.has_more:
             return came
+        # What was visited lacks only its first status. For half a minute that goes behind; then by
+        # its whole time, so that it is not put off for ever (see tests/test_passes.py, in_a_burst).
         was_visited = bool(self.last.versions)
         if was_visited and now >= came + BEHIND:
             return came
@@ -2129,11 +2149,11 @@ class Visit:
 
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
-        # 1. Decide what to do, and forget what is no longer to do. Steps 1 and 2 use the same
-        #    `now`: if a back-off ended in between, what `roll` has decided would no longer hold.
+        # 1. Decide what to do, and forget what is no longer needed. Steps 1 and 2 use the same
+        #    `now`: else `carry_out` could try what `roll` has taken for refused.
         now = self.began
-        self.seen = dataclasses.replace(self.seen, spec=self.read_spec(), since=self.since())
-        spec = self.seen.spec
+        spec = self.read_spec()
+        self.seen = dataclasses.replace(self.seen, spec=spec, first_seen=self.first_seen())
         actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
         self.retries.keep_only(self.remembered(actions), now)
         if self.is_rolling():  # it may wait until pods have been Ready, or not Ready, for a while
@@ -2147,8 +2167,8 @@ class Visit:
         self.say_changes()
 
         # 4. Write the status. If anything was changed, the lists are out of date, so this is left
-        #    to the next visit. That one must write it, whatever it does: else a Milvus for which
-        #    something is done in each pass, such as one whose pods are all deleted, has none.
+        #    to the next visit, which writes it whatever it does: else a Milvus for which something
+        #    is done in each pass, such as one whose pods are all deleted, would have none.
         if self.made and not self.api.dry_run:
             self.come_back(self.api.clock())
             if not self.last.owes_status:
@@ -2175,14 +2195,14 @@ class Visit:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
-    def since(self) -> dict[ReadyState, float]:
+    def first_seen(self) -> dict[ReadyState, float]:
         """When each pod was first seen Ready, or not Ready, without a break. With --once, nobody
-        has looked before, so what the kubelet says has to do, though its clock may be wrong."""
+        has looked before, so the kubelet's time is used, though its clock may be wrong."""
         found = dict.fromkeys(map(ready_state_of, self.seen.mine.values()), self.seen.time)
         if self.retries.tries_once:
             now = datetime.now(UTC)
             found = {key: at - age_of(key, now) for key, at in found.items()}
-        return {key: self.last.since.get(key, at) for key, at in found.items()}
+        return {key: self.last.first_seen.get(key, at) for key, at in found.items()}
 
     def is_rolling(self) -> bool:
         """Whether later visits of this process may replace pods."""
@@ -2209,7 +2229,7 @@ class Visit:
                 self.come_back(min(self.last.due, now))
                 break
             error = self.attempt(action)
-            if not error or self.retries.tries_once:
+            if not error or self.retries.tries_once:  # --once has one try for each, so none is cut
                 continue
             if error.failure is Failure.LOST:
                 break
@@ -2222,10 +2242,10 @@ class Visit:
             getattr(self, action.verb)(action)
         except ApiError as error:
             now = self.api.clock()
-            self.come_back(now)  # for the actions that this has held up
+            self.come_back(now)  # for what this failure may have cut off
             if error.failure is Failure.LOST and not self.retries.tries_once:
                 self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
-            elif error.code:
+            elif error.code:  # a refusal is an answer, too
                 self.retries.succeeded(ANSWER, now)
             if self.needs_delay(error):
                 is_refused = error.failure is Failure.REFUSED
@@ -2243,7 +2263,9 @@ class Visit:
             return True
         if not error.code:  # a fresh look said no, or there was no time left
             return False
-        # A Conflict: with --once, a quota may answer so while it counts two pods at once.
+        # An answer such as Conflict backs off. With --once, the next pass tries again, because a
+        # quota answers so while it counts two pods at once, and `run_once` gives up after three
+        # idle passes. A dry run changes nothing, so that it would get the same answer.
         return not self.retries.tries_once or self.api.dry_run
 
     def tell_news(self, status: Obj) -> str:
@@ -2269,7 +2291,7 @@ class Visit:
             return True
         if self.retries.waits(STATUS, now):
             return False
-        if not self.retries.tries_once:  # to see it listed: something else may respond
+        if not self.retries.tries_once:  # to see it in a list: a response may come from elsewhere
             self.come_back(now)
         try:
             self.api.write_status(self.milvus, status)
@@ -2284,7 +2306,7 @@ class Visit:
                 self.retries.failed(STATUS, now, error.why, most=error.most_delay)
             return False
         self.retries.succeeded(STATUS, now)
-        self.made[Change("Updated", "status")].append(name_of(self.milvus))  # for the pass
+        self.made[Change("Updated", "status")].append(name_of(self.milvus))  # only counted
         self.tell_that_pods_wait()
         return True
 
@@ -2294,12 +2316,11 @@ class Visit:
         waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
         waiting = len(self.seen.outdated)
         if self.seen.spec.updates_on_delete and waiting and not waited:
-            text = "by updateStrategy, outdated pods stay until somebody deletes them"
-            self.say(WAITING, f"{text}: {waiting}")
+            self.say(WAITING, f"under OnDelete, outdated pods stay until deleted: {waiting}")
 
     def say_changes(self) -> None:
-        """A line in the log for each kind of change; and an event, but one for all that was
-        created: in a burst, events are most of the requests."""
+        """Log each kind of change, and send an event for it. What was created shares one event: in
+        a burst, events are most of the requests."""
         created = []
         for change, names in self.made.items():
             note = sentence(change.words, names, change.because)
@@ -2334,7 +2355,7 @@ class Visit:
             has_more=self.has_more,
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
-            since=self.seen.since,
+            first_seen=self.seen.first_seen,
             changes=[change.words for change, names in self.made.items() for _name in names],
             events=self.events,
         )
@@ -2399,8 +2420,8 @@ class Visit:
         self.note("Expanding", "claim", action.obj, action.because)
 
     def require_current(self) -> None:
-        """Read the Milvus once more, and raise an error if it is not as it was listed, or was not
-        the last time."""
+        """Read the Milvus, and raise an error if it has changed since it was listed. Once that is
+        so, it is not read again in this visit."""
         if not self.has_changed:
             keys = ("uid", "generation", "deletionTimestamp")
             listed = pick(self.milvus["metadata"], keys)
@@ -2520,7 +2541,7 @@ class Operator:
         visits = self.all_visits()
         unfinished = [visit for visit in visits if visit.is_due]
         for visit in unfinished:
-            visit.log(logging.WARNING, "there is more to do")
+            visit.log(logging.WARNING, "there is more to do: run it again")
         has_failed = any(visit.outcome.state == FAILED for visit in visits)
         return self.has_listed and not (unfinished or has_failed or self.outages)
 
@@ -2595,7 +2616,8 @@ class Operator:
     def outage(self, namespace: str | None, listing: Listing, error: ApiError) -> tuple[str, str]:
         """What the failure of a list is called, and the details."""
         if error.code == 401:
-            return f"{self.api.server} rejects the credentials", "log in again, or renew the token"
+            details = "log in again, or renew the token; in a cluster, delete the operator's pod"
+            return f"{self.api.server} rejects the credentials", details
         if error.code in (0, 429):  # 429: it throttles requests, whatever they are about
             return f"requests to {self.api.server} fail", str(error)
         plural = listing.resource.name
@@ -2736,7 +2758,7 @@ class Loader(KubeConfigLoader):
 
     def _load_from_exec_plugin(self) -> Any:
         if self._user and "exec" in self._user:
-            log.info("running the exec plugin of the kubeconfig; it may wait for somebody")
+            log.info("running the exec plugin of the kubeconfig; it may wait for a login")
         return super()._load_from_exec_plugin()  # type: ignore[no-untyped-call]
 
 
@@ -2833,7 +2855,7 @@ class Client(ApiClient):
                 self.hook(configuration)
         except (ConfigException, OSError) as error:
             raise Unusable(without_secrets(str(error))) from None
-        configuration.refresh_api_key_hook = None  # which the hook has set again
+        configuration.refresh_api_key_hook = None  # the hook has set it again
         # A token's file ends with a newline, which no header may contain.
         tokens = configuration.api_key.items()
         configuration.api_key = {key: token.strip() for key, token in tokens}
@@ -2950,7 +2972,7 @@ def start_pool(workers: int) -> Executor:
         list(pool.map(lambda _: gate.wait(), range(workers)))
     except RuntimeError as error:
         gate.abort()  # or those that have started would wait forever
-        raise Unusable(f"cannot start a thread: {error}") from None
+        raise Unusable(f"cannot start a thread: {error}; lower --workers") from None
     return pool
 
 

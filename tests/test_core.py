@@ -112,13 +112,13 @@ def test_while_its_claim_is_being_deleted_a_pod_is_neither_created_nor_replaced(
         assert decided(stored, pods(f"x-0{there}"), claims) == [], there
     actions = decided(stored, pods("x-0 old, x-1 old, x-2 starting"), claims)
     assert [action.key for action in actions] == [("delete", 2), ("replace", 0)]
-    for other, expected in {
-        "starting": [("replace", 0)],
-        "silent": [],
-        "": [("replace", 0)],
-    }.items():
+    next_one = [("replace", 0)]
+    blocked = {"starting": next_one, "": next_one, "failed": next_one, "silent": [], "ending": []}
+    for other, expected in blocked.items():
         actions = decided(stored, pods(f"x-0 old, x-1 old {other}"), claims)
-        assert [action.key for action in actions] == expected, "a roll waits for what may serve"
+        assert [action.key for action in actions] == expected, (
+            "it waits for what may serve, or ends"
+        )
     without = decided(milvus(2), pods("x-0"), claims)
     assert [action.key for action in without] == [("create", 1)], "without storage, it is not ours"
 

@@ -60,7 +60,7 @@ def test_rejected_credentials_are_loaded_anew_in_the_context_of_the_start(api: A
     rule = api.world.server.when("list", "*", lambda _: http_response(401, b"Unauthorized"))
     operator.run_pass()
     assert operator.outages == {
-        f"{api.url} rejects the credentials": "log in again, or renew the token"
+        f"{api.url} rejects the credentials": "log in again, or renew the token; in a cluster, delete the operator's pod"
     }
     file.write_text("half: [")
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_an_exec_plugin_runs_once_a_pass_when_its_token_has_expired(api: Api) ->
     past, future = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
     prints("first", past)
     run = {"command": str(plugin), "interactiveMode": "Never"}
-    told = "running the exec plugin of the kubeconfig; it may wait for somebody"
+    told = "running the exec plugin of the kubeconfig; it may wait for a login"
     operator = api.operator(api.kubeconfig({"exec": version | run}))
     assert told in api.world.log
     for token, end, used, count in (

@@ -108,7 +108,7 @@ def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
 INVALID = {
     # A typing error: a pod without these settings would run beside its data.
     "it is not a YAML mapping: write `name: value`": ["1 a:1", "2 \na=1", "1 - a: 1"],
-    "leave out proxy.port and metrics.port: to move a port, set PROXY_PORT or METRICS_PORT in": [
+    "leave out proxy.port and metrics.port: to move a port, set PROXY_PORT": [
         *("1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1", "1 metrics: {port: 19530}"),
     ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
@@ -119,7 +119,7 @@ INVALID = {
         *("2 a: &x 1\nb: *x", "2 b: &y {c: 1}\n<<: *y", "1 a: !!int abc", "2 a: 1\nb: !!str on"),
         *("1 !!map {a: 1}", "1 !mine\na: 1", "1 a: ! b"),
     ],
-    "a key must be the name of a setting": [
+    "a key must be the name of a setting, and not <<": [
         *("1 ? [a]\n: b", "1 a: {'': b}", "2 a: 1\n<<: {b: 2}", "1 {? {a: b} : c}"),
     ],
     # What PyYAML reads, and Milvus does not.
@@ -140,7 +140,7 @@ INVALID = {
             "2 a: 1\n\tb: 2",
         ),
     ],
-    "it has too many settings": [
+    "it has more than 2500 settings": [
         *("1 {" + "b," * 10_000 + "}", "1 [" + "[]," * 10_000 + "]"),
         "2499 " + "\n".join(f"k{i}: v" for i in range(3000)),
     ],
@@ -340,7 +340,7 @@ SCRATCH = "volumes: [{name: mine, emptyDir: {}}]"
 AT_DATA = "mounts: [{name: mine, mountPath: /var/lib/milvus}]"
 BELOW = "must be a folder below /var/lib/milvus, because a volume is mounted there: "
 ENDS = "is on a volume that ends with the pod, although spec.storage is set: "
-ONE_EACH = "set spec.replicas to 1, and create one Milvus for each instead"
+ONE_EACH = "set spec.replicas to 1, and create one Milvus in a place of its own for each"
 UNSAFE = {
     # In the container's own layer.
     "settings: {etcd.data.dir: default.etcd}": f"etcd.data.dir {BELOW}",

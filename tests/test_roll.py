@@ -418,7 +418,7 @@ def test_outdated_pods_that_begin_to_wait_are_told_once_by_an_event() -> None:
     world.operator = world.new_operator()
     world.live(5)
     told = [event for event in world.events() if event.startswith("Waiting")]
-    text = "by updateStrategy, outdated pods stay until somebody deletes them: 2"
+    text = "under OnDelete, outdated pods stay until deleted: 2"
     assert told == [f"Waiting: {text}"]
     for name in ("x-0", "x-1"):
         world.remove("pods", name)

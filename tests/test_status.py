@@ -32,7 +32,7 @@ def test_events_tell_the_story() -> None:
         created,
         "Created: created pod x-0",
         "Deleted: deleted pod x-1: spec.replicas is 1",
-        "Deleted: deleted pod x-0: the template is outdated",
+        "Deleted: deleted pod x-0: its template has changed",
         "Created: created pod x-0",
         "Deleted: deleted pod x-0: Evicted",
         "Created: created pod x-0",

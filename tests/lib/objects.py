@@ -63,7 +63,7 @@ def decided(
     stored = named(milvus, claims, "data-")
     seen = mo.Observed(milvus, mine, stored, lacks_service, SECONDS, spec=read(milvus))
     long_ago = {mo.ready_state_of(pod): 0.0 for pod in seen.mine.values()}
-    return [*mo.decide(dataclasses.replace(seen, since=long_ago), refused)]
+    return [*mo.decide(dataclasses.replace(seen, first_seen=long_ago), refused)]
 
 
 def new_status(
