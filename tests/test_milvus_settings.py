@@ -164,7 +164,7 @@ def test_milvus_reads_what_was_meant(module: str, tmp_path: Path, installed: Pat
     found = read_by(program, tmp_path, spec, ["mq.type"], [*GROUPS])
     for prefix, (name, value) in GROUPS.items():
         assert found["groups"][prefix].get(name) == value, prefix
-    assert found["settings"]["mq.type"] == "kafka", "it is named, so it is used"
+    assert found["settings"]["mq.type"] == "rocksmq", "only an address chooses another queue"
 
     # 4. What YAML 1.1 calls true.
     words = {"common.security.authorizationEnabled": "on", "proxy.accessLog.enable": "y"}
