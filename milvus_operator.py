@@ -267,11 +267,9 @@ def why_not_ready(pod: Obj) -> Why:
     status = pod["status"]
     phase = phase_of(pod)
     if is_ending(pod):
-        finalizers = pod["metadata"].get("finalizers")
-        if finalizers:
-            text = f"its finalizers have not been removed: {', '.join(finalizers)}"
-            return Why("Terminating", text)
-        return Why("Terminating")
+        held_by = ", ".join(pod["metadata"].get("finalizers") or [])
+        text = f"its finalizers have not been removed: {held_by}" if held_by else ""
+        return Why("Terminating", text)
     if is_finished(pod):
         return why_in(status, phase)
     otherwise = "NotReady" if phase == "Running" else phase  # if nobody says why
@@ -1001,7 +999,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # whose delete got no answer: it may still take effect
     spec: Spec = Spec()
-    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when, each
+    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was
 
     @cached_property
     def mine(self) -> Objs:
@@ -1172,8 +1170,8 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless it can't be replaced
-#   outdated or ended, and its claim will  no                only if its node fell silent: a person
-#   not stay                                                 must act, for which no roll can wait
+#   outdated or ended, and its claim will  no                only if its node fell silent; otherwise
+#   not stay                                                 a person must act
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
@@ -2278,7 +2276,7 @@ class Visit:
         # written. That a new Milvus is fine is no news.
         known = self.last.told or condition_of(self.milvus, "Reconciled").get("message", MATCHING)
         if message != known:
-            self.say(reconciled["reason"], message, is_warning)
+            self.say(reconciled["reason"], message, is_warning=is_warning)
         elif is_warning and self.retries.tries_once and not self.last.told:
             self.log(logging.WARNING, message)  # the reason why this run will fail, too
         return message

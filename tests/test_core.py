@@ -116,9 +116,7 @@ def test_while_its_claim_is_being_deleted_a_pod_is_neither_created_nor_replaced(
     blocked = {"starting": next_one, "": next_one, "failed": next_one, "silent": [], "ending": []}
     for other, expected in blocked.items():
         actions = decided(stored, pods(f"x-0 old, x-1 old {other}"), claims)
-        assert [action.key for action in actions] == expected, (
-            "it waits for what may serve, or ends"
-        )
+        assert [action.key for action in actions] == expected, f"a roll beside one that is {other}"
     without = decided(milvus(2), pods("x-0"), claims)
     assert [action.key for action in without] == [("create", 1)], "without storage, it is not ours"
 

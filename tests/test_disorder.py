@@ -20,7 +20,7 @@ NEW = random.Random(TOGETHER).randrange(1_000_000)
 BASE = int(os.environ.get("SEED") or NEW)
 RUNS = int(os.environ.get("RUNS") or 8)
 LONGEST_PAUSE = 60  # seconds until what failed is tried again
-ROLL = 30  # seconds that a roll takes on its own: three pods, each in a few passes
+ROLL = 20  # seconds that a roll takes on its own: three pods, each in a few passes
 
 REFUSED = {"Forbidden": 403, "denied": 500}
 CODES = REFUSED | {"Conflict": 409, "TooManyRequests": 429, "odd": 500, "Timeout": 504}

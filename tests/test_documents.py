@@ -107,7 +107,7 @@ def test_every_milvus_in_the_documents_gets_its_pods_and_other_objects_are_accep
         elif "kind" in obj:
             kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
     settle(operator)
-    assert len(expected) > 6
+    assert len(expected) > 7
     assert kube.names() == sorted(expected)
     # One of them is made for Pod Security.
     kube.kubectl("label", "ns", kube.ns, "pod-security.kubernetes.io/enforce=restricted")

@@ -108,7 +108,8 @@ def test_text_that_is_no_typing_error_sets_nothing(text: str) -> None:
 INVALID = {
     # A typing error: a pod without these settings would run beside its data.
     "it is not a YAML mapping: write `name: value`": ["1 a:1", "2 \na=1", "1 - a: 1"],
-    "leave out proxy.port and metrics.port: to move a port, set PROXY_PORT": [
+    "leave out proxy.port and metrics.port: "
+    "to move a port, set PROXY_PORT, or METRICS_PORT and the probes, in spec.pod": [
         *("1 proxy: {port: 1}", "2 a: 1\nMILVUS_CONF_PROXY_PORT: 1", "1 metrics: {port: 19530}"),
     ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
