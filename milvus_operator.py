@@ -2678,7 +2678,10 @@ class Operator:
         for what in self.outages.keys() - outages.keys():
             log.info("resolved: %s", what)
         self.outages = outages
-        self.is_ready |= not outages
+        if not outages and not self.is_ready:
+            self.is_ready = True
+            if not self.all_visits():  # the namespace may be mistyped
+                log.info("no Milvus yet in %s", ", ".join(map(scope, self.namespaces)))
         longer = min(max(1, 2 * self.list_delay), LONGEST_LIST_DELAY)
         self.list_delay = 0 if self.has_listed else longer
         states = Counter(visit.outcome.state for visit in self.all_visits())

@@ -47,6 +47,17 @@ def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() 
     assert world.names("patch", "milvuses/status") == ["x"]
 
 
+def test_that_there_is_no_milvus_is_said_once() -> None:
+    world = World(milvus(), namespaces=["tset", "other"])
+    world.passes(2)
+    assert [line for line in world.log if "pass" not in line] == [
+        "no Milvus yet in namespace tset, namespace other"
+    ]
+    world = World(milvus())
+    world.passes()
+    assert not any("no Milvus" in line for line in world.log)
+
+
 # --- When the next pass comes, and how long one acts ---
 def test_the_next_pass_comes_after_an_eighth_of_the_time_since_the_last_change() -> None:
     """The lists change until 0.2 s; no pass comes sooner than a tenth of a second after another."""
