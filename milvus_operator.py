@@ -1561,8 +1561,9 @@ class Retries:
         """The reasons of what has been failing for a while, or will not be tried again."""
         return {
             retry.problem.reason
-            for retry in self.tries.values()
-            if retry.problem and (self.tries_once or now >= retry.since + LASTING)
+            for (_verb, ordinal), retry in self.tries.items()
+            if retry.problem and ordinal is not None
+            if self.tries_once or now >= retry.since + LASTING
         }
 
     def has_failed(self, key: Key) -> bool:
@@ -1743,7 +1744,8 @@ def slim(obj: Obj) -> Obj:
     metadata["ownerReferences"] = (
         [{"controller": True, "uid": owner["uid"][:LONG]}] if owner else []
     )
-    return {"metadata": metadata, "status": obj.get("status") or {}}
+    status = obj.get("status")  # of any type, under an older CRD
+    return {"metadata": metadata, "status": status if isinstance(status, dict) else {}}
 
 
 def slim_pod(pod: Obj) -> Obj:
@@ -1786,6 +1788,15 @@ def parse(body: bytes) -> Any:
         return json.loads(body)
     except ValueError:
         raise no_answer(NOT_KUBERNETES) from None
+
+
+def parse_object(body: bytes, resource: Resource) -> Obj:
+    """The object in a response. Something else than an API server may respond with 200, too."""
+    answer = parse(body)
+    kind = answer.get("kind") if isinstance(answer, dict) else None
+    if kind not in (resource.kind, "Status"):  # after a delete, it may be either
+        raise no_answer(NOT_KUBERNETES)
+    return dict(answer)
 
 
 @dataclass
@@ -1930,8 +1941,7 @@ class Api:
                 self.progressed = self.clock()
 
     def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
-        """Send a write; returns the object of the response. Something else than an API server may
-        respond with 200, too."""
+        """Send a write; returns the object of the response."""
         # An action may have made requests already, so `may_act` is asked once more. A status or an
         # event harms nobody if the lists are old; a delete has preconditions, or follows a fresh
         # look.
@@ -1940,16 +1950,12 @@ class Api:
             raise stale("there is no time left in this pass")
         if self.dry_run:
             options["dry_run"] = "All"
-        answer = parse(self.request(verb, resource, target, **options))
-        kind = answer.get("kind") if isinstance(answer, dict) else None
-        if kind not in (resource.kind, "Status"):  # after a delete, it may be either
-            raise no_answer(NOT_KUBERNETES)
-        return dict(answer)
+        return parse_object(self.request(verb, resource, target, **options), resource)
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
         try:
-            return dict(parse(self.request("get", resource, obj["metadata"])))
+            return parse_object(self.request("get", resource, obj["metadata"]), resource)
         except ApiError as error:
             if error.status_reason == "NotFound":
                 return None
@@ -1969,7 +1975,7 @@ class Api:
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
         answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
-        if not contains(answer.get("status", {}), status):
+        if not contains(answer.get("status") or {}, status):
             raise no_answer("the API server has not kept the status: is the CRD an old one?")
 
     def check(self, pod: Obj) -> None:

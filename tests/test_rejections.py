@@ -414,6 +414,16 @@ def test_under_a_crd_without_a_status_pods_are_made_and_the_log_says_once_what_i
     assert len(world.requests("patch", "milvuses/status")) < 30
 
 
+@pytest.mark.parametrize("status", ["text", ["text"], 7, {"conditions": "text"}])
+def test_an_odd_status_under_an_older_crd_harms_no_other(status: Any) -> None:
+    world = World(milvus("y"))
+    world.server.put("milvuses", world.add(milvus("x")) | {"status": status})
+    world.passes(3)
+    assert "y-0" in world.pods()
+    assert world.reason("y", "Ready") == "Pending"
+    assert not any("a pass failed" in line for line in world.log)
+
+
 def test_what_changes_or_goes_while_it_is_written_to_is_no_failure() -> None:
     world = at_rest(milvus(replicas=2))
 

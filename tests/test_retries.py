@@ -120,6 +120,8 @@ def test_a_reason_lasts_after_half_a_minute_of_failures() -> None:
     retries.succeeded(CREATE, 31)
     retries.failed(CREATE, 32, WHY)
     assert retries.lasting(40) == set(), "it begins anew"
+    retries.failed(STATUS, 0, mo.Why("Waiting", "not now"))
+    assert "Waiting" not in retries.lasting(90), "only what is about a pod, a claim or the Service"
     once = mo.Retries(tries_once=True)
     once.failed(CREATE, 0, WHY)
     assert once.lasting(0) == {"Forbidden"}

@@ -3,7 +3,7 @@
 import pytest
 
 import milvus_operator as mo
-from tests.lib.front import Obj, Request
+from tests.lib.front import Obj, Request, http_response
 from tests.lib.world import World, at_rest, milvus, pod
 
 CLAIMS = "persistentvolumeclaims"
@@ -232,6 +232,17 @@ def test_the_claim_is_looked_at_once_more_before_its_pod_is_deleted(what: str) -
     assert world.uids() == before
     assert world.names("delete", "pods") == []
     assert world.reason() == "ClaimTerminating"
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"ok": true}'])
+def test_a_claim_that_a_proxy_answers_for_is_not_taken_for_gone(body: bytes) -> None:
+    world = at_rest(milvus(**STORED))
+    world.server.when("get", "persistentvolumeclaims", lambda _: http_response(200, body))
+    world.change("x", image="milvus:2")
+    world.live(20)
+    assert world.names("delete", "pods") == []
+    assert world.reason() == "APIError"
+    assert "the response did not come from a Kubernetes API server" in world.message()
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 0}}])
