@@ -2711,10 +2711,11 @@ IN_POD = "KUBERNETES_SERVICE_HOST"  # an environment variable that every contain
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every container
 
 
+IDLE = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # on macOS
 KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),  # urllib3's own option
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),  # seconds
+    (socket.IPPROTO_TCP, getattr(socket, IDLE), 30),  # seconds
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
 ]
 

@@ -1,5 +1,6 @@
 """Outages: one line when each begins, one when it ends, and never a stop."""
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from kubernetes.client import Configuration
 from kubernetes.config import ConfigException
 
 import milvus_operator as mo
-from tests.lib.kit import eventually
+from tests.lib.kit import eventually, output_of
 from tests.lib.wire import Api
 from tests.lib.world import World, at_rest, metric, milvus
 
@@ -198,6 +199,11 @@ def test_one_namespace_that_rejects_the_token_is_enough_to_load_the_configuratio
     world.server.reject("list", "*", 403, "no")
     world.passes(2)
     assert api.reload.call_count == 1
+
+
+def test_it_can_be_imported_on_macos() -> None:
+    as_there = "del socket.TCP_KEEPIDLE; socket.TCP_KEEPALIVE = 16"
+    output_of(sys.executable, "-c", f"import socket; {as_there}; import milvus_operator")
 
 
 def test_idle_connections_are_kept_alive(api: Api) -> None:
