@@ -2311,16 +2311,7 @@ class Visit:
             return False
         self.retries.succeeded(STATUS, now)
         self.made[Change("Updated", "status")].append(name_of(self.milvus))  # only counted
-        self.tell_that_pods_wait()
         return True
-
-    def tell_that_pods_wait(self) -> None:
-        """With OnDelete, outdated pods begin to wait when a status says so for the first time."""
-        old = self.milvus["status"]
-        waited = old.get("replicas", 0) - old.get("updatedReplicas", 0)
-        waiting = len(self.seen.outdated)
-        if self.seen.spec.updates_on_delete and waiting and not waited:
-            self.say(WAITING, f"under OnDelete, outdated pods stay until deleted: {waiting}")
 
     def say_changes(self) -> None:
         """Log each kind of change, and send an event for it. What was created shares one event: in
@@ -2427,7 +2418,7 @@ class Visit:
         """Read the Milvus, and raise an error if it has changed since it was listed. Once that is
         so, it is not read again in this visit."""
         if not self.has_changed:
-            keys = ("uid", "generation", "deletionTimestamp")
+            keys = ("uid", "generation")  # a deletion raises the generation, too
             listed = pick(self.milvus["metadata"], keys)
             fresh = self.api.find(self.api.milvuses, self.milvus)
             self.has_changed = not fresh or pick(fresh["metadata"], keys) != listed
@@ -2761,15 +2752,6 @@ def connect(path: str | None, context: str | None, connections: int) -> Connecti
     raise Unusable(f"cannot use {what}: {text}")
 
 
-class Loader(KubeConfigLoader):
-    """The official loader, which is silent while an exec plugin waits for a person to log in."""
-
-    def _load_from_exec_plugin(self) -> Any:
-        if self._user and "exec" in self._user:
-            log.info("running the exec plugin of the kubeconfig; it may wait for a login")
-        return super()._load_from_exec_plugin()  # type: ignore[no-untyped-call]
-
-
 def from_kubeconfig(
     file: str, merged: Any, context: str | None, configuration: Configuration
 ) -> Connection:
@@ -2780,9 +2762,7 @@ def from_kubeconfig(
         active = context or first_context(file)
         if not active:
             raise ConfigException("no current-context is set: choose one with --context")
-        loader: Any = Loader(  # type: ignore[no-untyped-call]
-            merged, active, config_base_path=None, temp_file_path=folder
-        )
+        loader: Any = KubeConfigLoader(merged, active, config_base_path=None, temp_file_path=folder)
         chosen = loader.current_context
         name = chosen["context"].get("user")
         named = merged["users"].get_with_name(name, safe=True)

@@ -409,23 +409,3 @@ def test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_se
         world.server.run_pods()
         world.clock.advance(1)
     assert 4 <= len(deleted(world)) <= 6
-
-
-def test_outdated_pods_that_begin_to_wait_are_told_once_by_an_event() -> None:
-    world = at_rest(milvus(replicas=2, updateStrategy={"type": "OnDelete"}))
-    world.change("x", image="milvus:2")
-    world.settle()
-    world.operator = world.new_operator()
-    world.live(5)
-    told = [event for event in world.events() if event.startswith("Waiting")]
-    text = "under OnDelete, outdated pods stay until deleted: 2"
-    assert told == [f"Waiting: {text}"]
-    for name in ("x-0", "x-1"):
-        world.remove("pods", name)
-        world.settle()
-    world.change("x", milvusSpec="a: [")
-    world.settle()
-    assert world.status("x")["updatedReplicas"] == 2, "nobody knows better"
-    world.change("x", image="milvus:3", milvusSpec="")
-    world.settle()
-    assert len([event for event in world.events() if event.startswith("Waiting")]) == 2
