@@ -1447,8 +1447,8 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 
 
 # In seconds.
-FIRST_DELAY = 1  # before what has failed is tried again; it doubles
-FIRST_PACE = 10  # before what was done is done again; it doubles, too
+FIRST_DELAY = 1  # before what has failed is tried again, or a pod is created again; it doubles
+FIRST_PACE = 10  # before anything else that was done is done again; it doubles, too
 LONGEST_DELAY = 60
 LASTING = 30  # what has failed for this long was not just too early
 QUIET = 600  # after this long without another try, pacing starts afresh
@@ -1458,7 +1458,8 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #
 #   what comes of it             what is remembered        what later passes do
 #   done                         nothing; of a verb that   it, if it is due again; if PACED, after
-#                                is PACED, when            10 s, 20 s, 40 s, then a minute
+#                                is PACED, when            10 s, 20 s, 40 s, then a minute; a create
+#                                                          after 1 s, 2 s, 4 s … a minute
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
 #   LOST: there was no answer,   the problem, also that    the same, after all others; a roll waits,
@@ -1494,8 +1495,9 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time for
     the same spec, except after a Conflict (`Visit.needs_delay`); the status still follows."""
 
-    # Not `create` and `delete`: a pod that is deleted, or is surplus again, must not wait.
-    PACED = ("restart", "replace", "adopt", "claim", "verify", "expose", "grow")
+    # What may have to be done for ever, as when something deletes each new pod. Not `delete`: what
+    # is surplus again must not wait.
+    PACED = ("create", "restart", "replace", "adopt", "claim", "verify", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -1524,7 +1526,8 @@ class Retries:
         last = self.tries.pop(key, None)
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             last_delay = last.delay if last and not last.problem else 0
-            self.tries[key] = Retry(now, self.next_delay(FIRST_PACE, last_delay))
+            first = FIRST_DELAY if verb == "create" else FIRST_PACE  # a lost pod comes back soon
+            self.tries[key] = Retry(now, self.next_delay(first, last_delay))
 
     def next_delay(self, first: float, last_delay: float) -> float:
         """How many seconds to wait after this try."""

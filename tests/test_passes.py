@@ -30,6 +30,19 @@ def test_a_pod_that_ends_is_replaced_immediately_and_then_after_longer_and_longe
         assert keep_failing(world, wait + 5) == [wait]
 
 
+def test_whoever_deletes_each_new_pod_at_once_finds_ever_fewer() -> None:
+    """Such as a descheduler, or a taint that no pod tolerates."""
+    world = World(milvus(replicas=3))
+
+    def remove_all(_: Request) -> None:
+        for name in world.pods():
+            world.remove("pods", name)
+
+    world.server.when("list", "milvuses", remove_all)
+    world.run(60)
+    assert world.names("create", "pods") == ["x-0", "x-1", "x-2"] * 6
+
+
 def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() -> None:
     several = [milvus(replicas=2), milvus("y")]
     bad = milvus("bad")

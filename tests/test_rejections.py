@@ -355,7 +355,7 @@ def test_an_unexpected_exception_backs_off_and_harms_nobody_else(
     monkeypatch.setattr(world.operator.api, "create", fail)
     world.run(100)
     assert world.pods() == ["x-0", "y-0"]
-    assert tries == 3, "when x-0 is there, and after a minute"
+    assert tries == 4, "when x-0 is there, a second later, and after a minute"
     lines = [line for line in world.warnings if "unexpected KeyError, please report" in line]
     assert len(lines) == 1
     assert not any("hunter2" in line for line in world.log)

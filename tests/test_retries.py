@@ -42,7 +42,11 @@ def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) 
     assert delays(mo.Retries(), (verb, 0), 5, None) == [10, 20, 40, 60, 60]
 
 
-@pytest.mark.parametrize("key", [CREATE, ("delete", 0), STATUS])
+def test_what_is_created_again_and_again_is_paced_from_one_second() -> None:
+    assert delays(mo.Retries(), CREATE, 8, None) == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+@pytest.mark.parametrize("key", [("delete", 0), STATUS])
 def test_what_is_done_once_and_for_all_is_forgotten(key: mo.Key) -> None:
     retries = mo.Retries()
     retries.failed(key, 0, WHY)
