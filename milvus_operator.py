@@ -2430,7 +2430,7 @@ class Visit:
 
     def delete(self, action: Action) -> None:
         """Delete a surplus pod, after a fresh look whether it still is."""
-        if may_serve(action.obj):
+        if has_begun(action.obj):  # else it holds no data
             self.require_current()
         self.remove(action)
 
@@ -2447,8 +2447,8 @@ class Visit:
         a fresh look that nothing is lost by it: the lists of this pass may be half a minute old."""
         self.api.check(new_pod(self.milvus, self.seen.spec, action.ordinal))
         self.require_claim(action.ordinal, action.obj)
+        self.require_current()
         if is_ready(action.obj):
-            self.require_current()
             # Pods that are seen for the first time have been Ready for no time: see `seconds_of`.
             fresh = dataclasses.replace(self.seen, named=self.api.list_now(self.milvus))
             if must_roll_wait(fresh, self.retries.refused(self.began)):

@@ -321,9 +321,11 @@ def test_a_stop_amid_writes_is_no_problem() -> None:
     assert world.names("create", "pods") == ["x0-0"]
 
 
-def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed() -> None:
-    """The lists may be as old as several slow namespaces take."""
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed(ready: bool) -> None:
+    """The lists may be as old as several slow namespaces take; and one that loads has data."""
     world = at_rest(milvus(replicas=2))
+    world.server.set_pod("x-1", ready=ready)
     world.change("x", replicas=1)
     wanted = lambda _: world.change("x", replicas=2)  # noqa: E731
     world.server.when("list", "milvuses", wanted, after=True)
@@ -342,8 +344,10 @@ def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_another_was_deleted
     assert len(world.requests("get", "milvuses")) == 2, "once it has changed, that is known"
 
 
-def test_a_pod_stays_if_its_milvus_is_changed_back_while_the_dry_run_is_asked() -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_pod_stays_if_its_milvus_is_changed_back_while_the_dry_run_is_asked(ready: bool) -> None:
     world = at_rest(milvus())
+    world.server.set_pod("x-0", ready=ready)
     world.change("x", image="milvus:2")
     back = lambda _: world.change("x", image="milvus:1")  # noqa: E731
     world.server.when("create", "pods", back, after=True, times=1)
