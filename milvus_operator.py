@@ -2485,6 +2485,7 @@ ACTING = 8  # a pass begins no action later than this after the last of its list
 SHORTEST_PAUSE = 0.1  # from the start of a pass to the start of the next
 LAST_EVENTS = 5  # --once waits this long for events that have not been sent
 LONGEST_LIST_DELAY = 30  # while nothing at all can be listed
+REMINDER = 600  # an outage that lasts is logged again
 # A loop that makes no progress for this much longer than a request may take is stuck. It is more
 # than LONGEST_LIST_DELAY, or /healthz would fail while the API server is down.
 SLACK = 40
@@ -2503,7 +2504,8 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
-        self.outages: dict[str, str] = {}  # that have been logged and have not ended
+        self.outages: dict[str, str] = {}  # that have not ended, and the details
+        self.logged: dict[str, float] = {}  # when each of them was last logged
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.list_seconds = 0.0  # seconds that the last lists took
         self.has_listed = False  # whether any list of the last pass has succeeded
@@ -2673,18 +2675,21 @@ class Operator:
 
     def report(self, outages: dict[str, str], changes: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
-        for what in outages.keys() - self.outages.keys():
-            log.error("%s: %s", what, outages[what])
+        now = self.api.clock()
+        self.logged = {what: self.logged.get(what, -inf) for what in outages}
+        for what, details in outages.items():
+            if now >= self.logged[what] + REMINDER:
+                log.error("%s: %s", what, details)
+                self.logged[what] = now
         for what in self.outages.keys() - outages.keys():
             log.info("resolved: %s", what)
         self.outages = outages
-        if not outages and not self.is_ready:
-            self.is_ready = True
-            if not self.all_visits():  # the namespace may be mistyped
-                log.info("no Milvus yet in %s", ", ".join(map(scope, self.namespaces)))
         longer = min(max(1, 2 * self.list_delay), LONGEST_LIST_DELAY)
         self.list_delay = 0 if self.has_listed else longer
         states = Counter(visit.outcome.state for visit in self.all_visits())
+        if not outages and not self.is_ready:
+            self.is_ready = True
+            log.info("ready: %d Milvus resource(s) listed", states.total())
         for state in (READY, PROGRESSING, FAILED):
             MILVUSES.labels(state).set(states[state])
         PASSES.labels("failure" if outages else "success").inc()

@@ -72,6 +72,14 @@ def test_while_nothing_can_be_listed_it_waits_longer_and_longer() -> None:
     assert world.run(10) == [0, 5], "then for its interval again"
 
 
+def test_an_outage_that_lasts_is_logged_every_ten_minutes() -> None:
+    world = at_rest(milvus())
+    world.server.reject("list", "pods", 403, NO_LIST)
+    world.run(1790)
+    assert len(world.warnings) == 3
+    assert len({*world.warnings}) == 1
+
+
 def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -> None:
     good = milvus("y", "good")
     world = World(milvus("x", "bad"), good, namespaces=["bad", "good"])
