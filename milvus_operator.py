@@ -357,8 +357,8 @@ CHOICES = (
 )
 # What is not outside the pod: nothing at all, or a local address. A whole milvus.yaml has these.
 NOTHING = "(|~|null)"
-LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+)(:[0-9]+)?"
-HERE = re.compile(f"{NOTHING}|{LOCAL}", re.IGNORECASE)
+LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
+HERE = re.compile(f"{NOTHING}|{LOCAL}(,{LOCAL})*", re.IGNORECASE)
 
 
 def new_container(image: str) -> Obj:
@@ -2203,10 +2203,10 @@ class Visit:
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
     def first_seen(self) -> dict[ReadyState, float]:
-        """When each pod was first seen Ready, or not Ready, without a break. With --once, nobody
-        has looked before, so the kubelet's time is used, though its clock may be wrong."""
+        """When each pod was first seen Ready, or not Ready, without a break. In the first visit,
+        nobody has looked before, so the kubelet's time is used, though its clock may be wrong."""
         found = dict.fromkeys(map(ready_state_of, self.seen.mine.values()), self.seen.time)
-        if self.retries.tries_once:
+        if not self.last.versions:
             now = datetime.now(UTC)
             found = {key: at - age_of(key, now) for key, at in found.items()}
         return {key: self.last.first_seen.get(key, at) for key, at in found.items()}

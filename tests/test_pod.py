@@ -188,7 +188,9 @@ CHOSEN = {
     # These name no place, or one in the pod.
     "etcd.endpoints: 127.0.0.1:2379": "{}",
     "minio: {address: ''}\nkafka: {brokerList: }\npulsar.address: pulsar://localhost:6650": "{}",
-    "minio.address: null\netcd.endpoints: localhost:2379": "{}",
+    "minio.address: NULL\netcd.endpoints: LocalHost:2379": "{}",
+    "etcd.endpoints: ['127.0.0.1:2379', '[::1]:2379']": "{}",
+    "etcd.endpoints: ['127.0.0.1:2379', 'a:2379']": "etcd.use.embed: false",
     "pulsar.maxMessageSize: 9": "{}",  # Milvus uses it for every queue
     "woodpecker: {storage: {type: local}}": "{}",  # Milvus wants it before mq.type is switched
     "minio: {listObjectsMaxKeys: 9}\nkafka.saslUsername: a\nwoodpecker.client.batchSize: 9": "{}",

@@ -1,6 +1,6 @@
 """A changed template replaces pods, one Ready pod at a time."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -313,6 +313,19 @@ def run_with_times(world: World, seconds: int, skew: float = 0) -> list[tuple[st
                 ready_since(world, mo.name_of(one), skew)
         world.clock.advance(1)
     return [(one.name, one.time - start) for one in world.requests("delete", "pods")]
+
+
+@pytest.mark.parametrize(("seconds", "last"), [(200, "milvus:1"), (310, "milvus:2")])
+def test_after_a_restart_the_operator_does_not_wait_anew(seconds: int, last: str) -> None:
+    world = at_rest(milvus(replicas=2, updateStrategy={"minReadySeconds": 300}))
+    world.change("x", image="milvus:2")
+    world.live(2)
+    since = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": since}
+    world.server.set_pod("x-1", conditions=[ready])
+    world.operator = world.new_operator()
+    world.live(2)
+    assert world.images() == [last, "milvus:2"]
 
 
 # What the spec says: when the pods go.
