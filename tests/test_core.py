@@ -260,6 +260,7 @@ def test_what_means_something_else_is_another_template(text: str) -> None:
 HASHES = {
     "replicas: 3": "2df1ea7bbb7aa9f4",
     "milvusSpec: 'a: {b: on, c: 0777, d: [null, 0.5, x]}'": "528e270e50d7b7ac",
+    "milvusSpec: '{a: 1.0, b: -1, c: 2}'": "4b77105c89611354",
     "pod: {spec: {nodeSelector: {a: b}, securityContext: null}}": "51c4cf81e8c59c86",
 }
 

@@ -231,6 +231,18 @@ def test_a_lost_database_and_a_change_go_before_what_was_never_served() -> None:
     assert world.names("create", "pods").index("lost-0") < 22
 
 
+def test_a_milvus_that_is_changed_all_the_time_keeps_its_place_in_the_line() -> None:
+    others = [f"a{number:02}" for number in range(30)]
+    world = at_rest(*map(milvus, others), milvus("z"))
+    world.server.delay("create", "pods", 1)
+    for turn in range(2):
+        for name in others[10 * turn : 10 * turn + 10]:
+            world.change(name, replicas=2)
+        world.change("z", replicas=2, updateStrategy={"minReadySeconds": turn})
+        world.operator.run_pass()
+    assert "z-1" in world.pods()
+
+
 def test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before_both() -> None:
     world = World(*(milvus(f"x{number:02}") for number in range(60)))
     world.server.delay("create", "pods", 1)
