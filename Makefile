@@ -1,4 +1,4 @@
-# `make` lists the targets. Only Python 3.11 or later must already be installed; to work on a cluster, kubectl, too.
+# `make` lists the targets. Only Python 3.11 or later must be there already; for `demo` and `test`, Linux; for a cluster, kubectl.
 KUBECTL ?= kubectl
 # WAIT=no ends the demo after the tour.
 WAIT ?= auto

@@ -21,6 +21,8 @@ INVALID = {
     '{"image": "a", "replicas": 1001}': "spec.replicas in body should be less than or equal to 1000",
     '{"image": "a", "storage": {"size": "lots"}}': "spec.storage.size in body should match",
     '{"image": "a", "storage": {}}': "spec.storage.size: Required value",
+    '{"image": "a", "storage": {"size": -5}}': "spec.storage.size: Invalid value: -5",
+    '{"image": "a", "storage": {"size": "1e999"}}': "spec.storage.size: Invalid value",
     '{"pod": {"metadata": {"labels": {"a": 1}}}}': "labels.a in body must be of type string",
     f'{{"milvusSpec": "{"a" * 131073}"}}': "spec.milvusSpec: Too long",
 }
