@@ -71,8 +71,8 @@ from prometheus_client.registry import Collector
 
 __version__ = "0.1.0"
 
-# A Kubernetes object or a part of one, as in its JSON; but the spec of a Milvus or a claim that was
-# listed is JSON text: see `slim_with_spec`.
+# A Kubernetes object or a part of one, as in its JSON. Of a listed one, only some keys are kept, and
+# a Milvus or a claim has `spec_text` in place of `spec`: see `slim_with_spec`.
 Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
@@ -345,7 +345,7 @@ COMPONENTS = (
 )
 DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
-# External services. A row is (place, setting, value): if the owner sets the place to something
+# External services. A row is (address, setting, value): if the user sets the address to something
 # outside the pod, default.yaml sets the setting to the value. Of two queues, the first row counts,
 # as in Milvus. No other setting chooses a service: pulsar.maxMessageSize is for all queues, and
 # Milvus wants woodpecker.storage to be set before a queue is switched to woodpecker.
@@ -355,7 +355,8 @@ CHOICES = (
     ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
 )
-# What is not outside the pod: nothing at all, or a local address. A whole milvus.yaml has these.
+# What is not outside the pod: no value, or local addresses. A complete milvus.yaml, which somebody
+# may have pasted, contains both.
 NOTHING = "(|~|null)"
 LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
 HERE = re.compile(f"{NOTHING}|{LOCAL}(,{LOCAL})*", re.IGNORECASE)
@@ -397,14 +398,15 @@ def canonical(name: str) -> str:
 
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings of default.yaml for an owner who has set these, by canonical name; None: the
-    value is not known here."""
+    """The settings of default.yaml for a user who has set these, by canonical name; None: the value
+    is not known here. It comes from a Secret, for example, where nobody keeps a local address: to
+    take it for one would start an empty etcd beside the user's own."""
     elsewhere = {
         name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
     }
     chosen: dict[str, str] = {}
-    for place, setting, choice in CHOICES:
-        if canonical(place) in elsewhere:
+    for address, setting, choice in CHOICES:
+        if canonical(address) in elsewhere:
             chosen.setdefault(setting, choice)
     return DEFAULTS | chosen
 
@@ -468,7 +470,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so that `overlay` refuses a list there
+        "metadata": {"labels": {}, "annotations": {}},  # mappings: a list over them is Invalid
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -506,7 +508,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
 
 def new_files(spec: Spec, pod: Obj) -> dict[str, str]:
     """The texts of the files, by annotation."""
-    defaults = defaults_for(set_by_owner(spec, pod))
+    defaults = defaults_for(set_by_user(spec, pod))
     lines = [f"{setting}: {value}\n" for setting, value in defaults.items()]
     texts = {DEFAULT_FILE: "".join(lines), USER_FILE: spec.user_file, ETCD_FILE: ETCD_CONFIG}
     return {annotation_of(file): text for file, text in texts.items()}
@@ -547,8 +549,8 @@ def variables_of(pod: Obj) -> dict[str, str | None]:
     return found
 
 
-def set_by_owner(spec: Spec, pod: Obj) -> dict[str, str | None]:
-    """What an owner sets, by canonical name. Of a setting and a variable, the variable counts."""
+def set_by_user(spec: Spec, pod: Obj) -> dict[str, str | None]:
+    """What the user sets, by canonical name. Of a setting and a variable, the variable counts."""
     theirs = spec.settings | variables_of(pod)
     return {canonical(name): value for name, value in theirs.items()}
 
@@ -605,10 +607,10 @@ HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 
 
 def overlay(base: Obj, over: Obj, path: str = "") -> Obj:
-    """A mapping laid over another, in which null removes a key. Two things are not merged, because
-    they would mean something else. `resources` replace ours as a whole: a limit alone is a request,
-    too. And a probe's handler takes the place of ours: a probe has one. Raises Invalid with the
-    path of what is wrong."""
+    """A mapping laid over another, in which null removes a key. Two things replace ours instead of
+    being merged: `resources`, because Kubernetes takes a limit alone as the request, too, so ours
+    must not stay beside it; and a probe's handler, because a probe may have only one. Raises
+    Invalid with the path of what is wrong."""
     if not isinstance(over, dict):
         raise Invalid(f"{path} must be a mapping")
     merged = dict(base)
@@ -671,8 +673,8 @@ FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"
 
 
 class Part(NamedTuple):
-    """A part of the data. The setting `decider` says where it is: a value in `folders` means the
-    folder of that setting in the pod; any other value means outside the pod."""
+    """A part of the data. The setting `decider` chooses where it is. `folders` maps a value of it
+    to the setting that names the folder in the pod; any other value means outside the pod."""
 
     decider: str
     folders: dict[str, str]
@@ -688,31 +690,31 @@ PARTS = {
             "rocksmq": "rocksmq.path",
             "default": "rocksmq.path",
             "natsmq": "natsmq.server.storeDir",
-            "woodpecker": "woodpecker.storage.rootPath",  # unless it is in the bucket
+            "woodpecker": "woodpecker.storage.rootPath",  # unless in the bucket: see `places_of`
         },
     ),
 }
 # Vectors and etcd are of no use without each other. A row is (part, other, setting): if the other
-# outlives the pod, the part must, too, such as by this setting of an external service.
+# outlives the pod, the part must, too; the user can have that by this setting.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
     CONFIGS,
     *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user")),
 }
-ENDING = {"emptyDir", "ephemeral", "csi"}  # the sources of volumes that end with the pod
+END_WITH_POD = {"emptyDir", "ephemeral", "csi"}  # sources of volumes
 
 
 def spec_of(milvus: Obj) -> Spec:
-    """Read the spec of a Milvus, which is JSON text (`slim_with_spec`). Raises Invalid; or anything
-    else, because an older CRD does not check types."""
-    if "spec" not in milvus:
+    """Read the spec of a Milvus. Raises Invalid; or anything else, because an older CRD does not
+    check types."""
+    if "spec_text" not in milvus:
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    fields = json.loads(milvus["spec"])
+    fields = json.loads(milvus["spec_text"])
     text = fields.get("milvusSpec") or ""
     tree = tree_of(text)
     is_mapping = tree is None or isinstance(tree, yaml.MappingNode)
-    # The example that this project grew from has just words here, so words are accepted.
+    # Words are accepted, and set nothing: the first example had "this is milvus spec" here.
     if not is_mapping and re.search("[:=]", text):  # but this looks like settings
         raise invalid_at(tree.start_mark, "it is not a YAML mapping: write `name: value`")
     settings = settings_of(tree) if tree and is_mapping else {}
@@ -855,7 +857,7 @@ class Place(NamedTuple):
     @property
     def ends_with_pod(self) -> bool:
         """Also if the volume has no source: then it is an emptyDir."""
-        return bool(self.volume) and self.volume.keys() <= {"name", *ENDING}
+        return bool(self.volume) and self.volume.keys() <= {"name", *END_WITH_POD}
 
 
 def refuse_dangers(milvus: Obj, spec: Spec) -> None:
@@ -908,8 +910,9 @@ def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for part, (decider, folders) in PARTS.items():
         choice = settings.get(canonical(decider), "").lower()
-        is_in_bucket = settings.get(canonical("woodpecker.storage.type")) != "local"
-        if choice in folders and not (choice == "woodpecker" and is_in_bucket):
+        storage = settings.get(canonical("woodpecker.storage.type"))
+        is_in_bucket = choice == "woodpecker" and storage != "local"
+        if choice in folders and not is_in_bucket:
             folder = folders[choice]
             places[part] = Place(folder, volume_of(folder, settings, pod))
         elif canonical(decider) in settings:
@@ -920,14 +923,15 @@ def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
 def settings_in_force(spec: Spec, pod: Obj) -> dict[str, str]:
     """What Milvus reads in a pod, by canonical name; without what only a Secret, a ConfigMap or the
     kubelet knows."""
-    theirs = set_by_owner(spec, pod)
+    theirs = set_by_user(spec, pod)
     ours = {canonical(name): value for name, value in defaults_for(theirs).items()}
     return {name: value for name, value in (ours | theirs).items() if value is not None}
 
 
 def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
     """The volume that a folder for data is on. Raises Invalid."""
-    # "default" is Milvus's word for its own folder below DATA; so is what is not known here.
+    # "default" is Milvus's word for its own folder below DATA. A folder that is not known here is
+    # taken for that, too.
     path = normpath(settings.get(canonical(setting), "default"))
     if path == "default":
         path = f"{DATA}/data"
@@ -951,20 +955,21 @@ STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
 # in turn, each of its pods would time out.
 ANSWER: Key = ("answer", None)
-Refused = Set[Key]  # what the API server has refused, and is not to be tried again yet
+RefusedKeys = Set[Key]  # of what the API server has refused, and is not to be tried again yet
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "its template has changed"
 ORPHANED = "without a controller, but with the label of this Milvus"
 
 
-# The states of a claim that block its pod: see `Observed.blocked`. "gone" is no phase: a claim that
-# is missing in the list may only lack our label, so only `Visit.require_claim` reads it by name.
+# The states of a claim that block its pod: see `Observed.blocked`. "gone" is only found by
+# `Visit.require_claim`, which reads the claim by its name: one that is not listed may just lack our
+# label.
 BLOCKING = ("Terminating", "Lost", "gone")
 
 
 class ReadyState(NamedTuple):
-    """How ready a pod is. Two that are equal have been so without a break."""
+    """How ready a pod is. If it equals that of an earlier pass, nothing has changed in between."""
 
     uid: str
     status: str  # of its condition Ready
@@ -999,7 +1004,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # whose delete got no answer: it may still take effect
     spec: Spec = Spec()
-    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was
+    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # the times
 
     @cached_property
     def mine(self) -> Objs:
@@ -1075,7 +1080,8 @@ def state_of_claim(claim: Obj) -> str:
 
 
 def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
-    """What is wrong with a claim that is Terminating, Lost or gone; the pod is its own."""
+    """What is wrong with a claim that is Terminating, Lost or gone; `pod` is the one that uses
+    it."""
     reason = CLAIM_TERMINATING if state == "Terminating" else CLAIM_LOST
     if pod and has_begun(pod) and not is_over(pod):
         text = f"claim {name} is {state}, and only its pod still reaches the data"
@@ -1089,10 +1095,11 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     # claim, or misses one that is gone.
     holder = "claim" if state == "Lost" else "pod"
     advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
+    # Milvus deletes each file that its etcd does not know, and a new one knows none.
     return Why(reason, f"{text}: {advice}, and deletes the vectors if they are in a bucket")
 
 
-def decide(seen: Observed, refused: Refused) -> Iterator[Action]:
+def decide(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
     """Everything that should be done about the objects with our names, in the order in which it is
     done: pods that are surplus or have ended are deleted before others are created, because that
     makes room in a quota, and what can wait comes last."""
@@ -1127,8 +1134,8 @@ def tidy(seen: Observed) -> Iterator[Action]:
 def complete(seen: Observed) -> Iterator[Action]:
     """Create the pods that are missing; then the claims of those that have none."""
     milvus, spec = seen.milvus, seen.spec
-    # A stranger, somebody else's pod with our name, is not among these: a create fails, and tells
-    # whose the pod is.
+    # A stranger, somebody else's pod with our name, counts as missing on purpose: the create fails,
+    # and tells whose the pod is.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
     not_missing = {*seen.mine, *taken, *seen.blocked}
     for ordinal in range(spec.replicas):
@@ -1154,7 +1161,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     """Whether a claim requests less than this, and is Bound: before that, it cannot be changed."""
     if is_ending(claim) or phase_of(claim) != "Bound":
         return False
-    size = json.loads(claim["spec"])["resources"]["requests"]["storage"]
+    size = json.loads(claim["spec_text"])["resources"]["requests"]["storage"]
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
 
 
@@ -1170,14 +1177,14 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
 #   outdated, not Ready, its containers    no                yes, for a minute: its kubelet may have
 #   run                                                      restarted
 #   outdated and serving nobody            at once           yes, unless it can't be replaced
-#   outdated or ended, and its claim will  no                only if its node fell silent; otherwise
-#   not stay                                                 a person must act
+#   outdated, running or ended, and its    no                only if its node fell silent; otherwise
+#   claim will not stay                                      a person must act
 # A pod that is surplus and …              is deleted        a roll waits for it
 #   may serve, and is not ending yet       yes               yes, unless the API server refuses it
 #   anything else                          yes               no
 # While a delete may still take effect, no other pod that is Ready is replaced. The rows are tested
 # by ACTIONS and by what follows it in tests/test_core.py.
-def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
+def roll(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
     """Replace the pods whose template is outdated. Those that serve nobody go at once: a roll must
     not wait for a broken pod (kubernetes/kubernetes#67250). Of those that are Ready, the one with
     the highest ordinal goes, and only if no other pod is unavailable, or may be at any moment."""
@@ -1198,7 +1205,7 @@ def roll(seen: Observed, refused: Refused) -> Iterator[Action]:
             return
 
 
-def must_roll_wait(seen: Observed, refused: Refused) -> bool:
+def must_roll_wait(seen: Observed, refused: RefusedKeys) -> bool:
     """Whether a roll waits for any pod: see the table. A surplus one that may serve counts, because
     this pass deletes it: it must not take down two pods that serve."""
     mine, spec = seen.mine, seen.spec
@@ -1232,18 +1239,18 @@ def age_of(state: ReadyState, now: datetime) -> float:
     return (now - datetime.fromisoformat(state.since)).total_seconds() if state.since else inf
 
 
-def seconds_of(pod: Obj, seen: Observed) -> float:
-    """For how long a pod has been Ready, or not Ready. A state that is seen for the first time,
-    such as by a fresh look, counts as 0 seconds."""
+def seconds_in_state(pod: Obj, seen: Observed) -> float:
+    """For how long a pod has been Ready, or not Ready. A state that is not in `first_seen`, as
+    after the fresh look in `Visit.replace`, counts as 0 seconds."""
     return seen.time - seen.first_seen.get(ready_state_of(pod), seen.time)
 
 
 def is_too_fresh(pod: Obj, seen: Observed) -> bool:
     """Whether a Ready pod has been so for less than minReadySeconds."""
-    return seconds_of(pod, seen) < seen.spec.min_ready
+    return seconds_in_state(pod, seen) < seen.spec.min_ready
 
 
-PROBING = 60  # seconds in which a probe finds that a container which runs is ready
+PROBING = 60  # seconds after which a pod counts as broken if all its containers run
 
 
 def is_broken(pod: Obj, seen: Observed) -> bool:
@@ -1251,7 +1258,7 @@ def is_broken(pod: Obj, seen: Observed) -> bool:
     kubelet restarts, its pods look so until their next probes (kubernetes/kubernetes#100277)."""
     if may_serve(pod) or is_over(pod):
         return False
-    return not all_run(pod) or seconds_of(pod, seen) >= PROBING
+    return not all_run(pod) or seconds_in_state(pod, seen) >= PROBING
 
 
 def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
@@ -1267,7 +1274,10 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     )
     if resolves_itself:
         text = f"pod {name} was created a moment ago, or is being deleted"
-        return Why(WAITING, f"{text}; one of an earlier Milvus is garbage-collected first")
+        advice = (
+            "if it is of an earlier Milvus of this name, the garbage collector deletes it first"
+        )
+        return Why(WAITING, f"{text}; {advice}")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
         return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")
@@ -1348,7 +1358,8 @@ def why_outdated(pod: Obj) -> Why:
     if template_hash_of(pod):
         return Why("Updating", OUTDATED)
     text = f"pod {name_of(pod)} has no annotation {TEMPLATE_HASH}"
-    advice = "if a policy removes annotations, stop that; then delete the pod, if its data is kept"
+    stop = "if a policy removes annotations, stop that"
+    advice = f"{stop}; then delete the pod, but without spec.storage, its data goes with it"
     return Why(TEMPLATE_UNKNOWN, f"{text}, so it may not be up to date: {advice}")
 
 
@@ -1381,8 +1392,8 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
         new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
-    # Once set for this generation, Stalled stays while the reason is one of STALLED: a restart has
-    # lost for how long.
+    # Once set for this generation, Stalled stays while the reason is one of STALLED: after a
+    # restart, the operator does not know for how long it has failed.
     was_stalled = condition_of(milvus, "Stalled").get("observedGeneration") == generation
     is_stalled = spec.invalid or was_stalled or reconciled.reason in lasting
     if reconciled.reason in STALLED and is_stalled:
@@ -1462,9 +1473,10 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #                                                          after 1 s, 2 s, 4 s … a minute
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
-#   LOST: there was no answer,   the problem, also that    the same, after all others; a roll waits,
-#   or "later"                   of ANSWER; a delete, by   because a lost delete may take effect for
-#                                the pod's UID             a minute, even after a change of the spec
+#   LOST: there was no answer,   the problem, also that    the same, after all others
+#   or "later"                   of ANSWER
+#     and it was a delete        also the pod's UID, in    a roll waits for a minute, even after a
+#                                `Api.unanswered`          new spec: the delete may take effect
 #   OBJECTED: its dry run was    the problem               it again, after 1 s, 2 s …; a roll
 #   refused                                                waits, as another would be refused, too
 #   STALE: the lists were old    nothing; but an answer    what is to do by new lists; after an
@@ -1474,8 +1486,8 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
 # minutes. A new spec, which may be the cure, forgets everything except lost deletes, and when a pod
 # was replaced.
-class Retry(NamedTuple):
-    """What came of the last try of something."""
+class Try(NamedTuple):
+    """The last time that something was tried, and what came of it."""
 
     tried: float  # when
     delay: float  # seconds before it may be tried again
@@ -1501,7 +1513,7 @@ class Retries:
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
-        self.tries: dict[Key, Retry] = {}  # the last of each
+        self.tries: dict[Key, Try] = {}  # the last of each
 
     def waits(self, key: Key, now: float) -> bool:
         return key in self.tries and now < self.tries[key].until
@@ -1519,7 +1531,7 @@ class Retries:
         delay = self.next_delay(FIRST_DELAY, last_delay)
         if not self.tries_once:
             delay = min(delay, most)
-        self.tries[key] = Retry(now, delay, problem, since, is_refused)
+        self.tries[key] = Try(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
@@ -1527,7 +1539,7 @@ class Retries:
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             last_delay = last.delay if last and not last.problem else 0
             first = FIRST_DELAY if verb == "create" else FIRST_PACE  # a lost pod comes back soon
-            self.tries[key] = Retry(now, self.next_delay(first, last_delay))
+            self.tries[key] = Try(now, self.next_delay(first, last_delay))
 
     def next_delay(self, first: float, last_delay: float) -> float:
         """How many seconds to wait after this try."""
@@ -1535,19 +1547,20 @@ class Retries:
 
     def for_another_spec(self) -> Retries:
         """What is remembered when the spec changes: when pods were replaced. So two managers that
-        fight over an image restart a database once in ten seconds, not with each change."""
+        fight over an image restart a database once in ten seconds, not with each change (see
+        tests/test_roll.py, fight). A spec that is really new waits for no more than that."""
         kept = Retries(self.tries_once)
-        for (verb, ordinal), retry in self.tries.items():
+        for (verb, ordinal), last in self.tries.items():
             # With --once, a new spec is tried at once.
-            if verb == "replace" and not retry.problem and not self.tries_once:
-                kept.tries[verb, ordinal] = Retry(retry.tried, FIRST_PACE)
+            if verb == "replace" and not last.problem and not self.tries_once:
+                kept.tries[verb, ordinal] = Try(last.tried, FIRST_PACE)
         return kept
 
     def keep_only(self, keys: set[Key], now: float) -> None:
         """Forget what failed and is no longer needed, and what was last tried long ago."""
-        for key, retry in list(self.tries.items()):
-            is_moot = retry.problem and key not in keys
-            is_old = now >= retry.tried + QUIET and now >= retry.until
+        for key, last in list(self.tries.items()):
+            is_moot = last.problem and key not in keys
+            is_old = now >= last.tried + QUIET and now >= last.until
             if is_moot or is_old:
                 del self.tries[key]
 
@@ -1555,18 +1568,18 @@ class Retries:
         """What has failed, by ordinal; of several problems of one, that of the first verb by name,
         so that the message does not flicker."""
         found: dict[int, Why] = {}
-        for (_verb, ordinal), retry in sorted(self.tries.items(), key=lambda item: item[0][0]):
-            if retry.problem and ordinal is not None:
-                found.setdefault(ordinal, retry.problem)
+        for (_verb, ordinal), last in sorted(self.tries.items(), key=lambda item: item[0][0]):
+            if last.problem and ordinal is not None:
+                found.setdefault(ordinal, last.problem)
         return found
 
     def lasting(self, now: float) -> set[str]:
         """The reasons of what has been failing for a while, or will not be tried again."""
         return {
-            retry.problem.reason
-            for (_verb, ordinal), retry in self.tries.items()
-            if retry.problem and ordinal is not None
-            if self.tries_once or now >= retry.since + LASTING
+            last.problem.reason
+            for (_verb, ordinal), last in self.tries.items()
+            if last.problem and ordinal is not None
+            if self.tries_once or now >= last.since + LASTING
         }
 
     def has_failed(self, key: Key) -> bool:
@@ -1574,9 +1587,9 @@ class Retries:
         problem = self.tries[key].problem if key in self.tries else None
         return problem is not None and problem.reason != WAITING
 
-    def refused(self, now: float) -> Refused:
+    def refused(self, now: float) -> RefusedKeys:
         """What the API server has refused, and is not to be tried again yet."""
-        return {key for key, retry in self.tries.items() if retry.is_refused and now < retry.until}
+        return {key for key, last in self.tries.items() if last.is_refused and now < last.until}
 
     def next(self, now: float) -> float:
         """When something may be tried again next."""
@@ -1605,7 +1618,7 @@ def pods(api: ApiClient) -> Resource:
 
 
 class Failure(Enum):
-    """What the failure of a write means for later passes: see the table above `Retry`."""
+    """What the failure of a write means for later passes: see the table above `Try`."""
 
     STALE = "it was decided by old lists"
     LOST = "there was no usable answer, so it may still take effect"
@@ -1632,7 +1645,7 @@ class ApiError(Exception):
         return 1 if self.code == 429 else inf
 
     @property
-    def meets_all(self) -> bool:
+    def would_fail_for_all(self) -> bool:
         """Whether the same request for another pod of the Milvus would fail, too. Invalid
         does not count, because it may be about this one pod."""
         return self.code >= 500 or self.why.reason in (QUOTA_EXCEEDED, FORBIDDEN)
@@ -1694,7 +1707,7 @@ PAGE = 250  # objects in a page, at most; see docs/design.md
 PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # --- What is kept of the lists ---
-# In `{"apiVersion": …, "items": […], "metadata": {…}}`, in whatever order the keys are, the first
+# In `{"apiVersion": …, "items": […], "metadata": {…}}`, whatever the order of the keys, the first
 # "items" is the list's own, and the last bracket of the body ends it. Without the metadata, whose
 # version changes all the time, a page can be recognized by its digest. tests/test_lists.py has odd
 # pages.
@@ -1711,7 +1724,8 @@ METADATA = (
 
 
 class Lists(NamedTuple):
-    """What a pass lists, in this order: a Milvus must not be older than its pods."""
+    """What a pass lists, in this order: if a Milvus were older than its pods, one that has just
+    been scaled up would seem to have surplus pods."""
 
     time: float  # when that began
     pods: Any
@@ -1737,7 +1751,8 @@ MANY = 9  # finalizers
 
 
 def slim(obj: Obj) -> Obj:
-    """What is kept of any object: of what may be large, only what is read."""
+    """What is kept of any object: of what may be large, only what is read. To read something else,
+    such as another annotation, add it here."""
     metadata = pick(obj["metadata"], METADATA)
     metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:MANY]]
     ours = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
@@ -1762,7 +1777,7 @@ def slim_pod(pod: Obj) -> Obj:
 
 
 def slim_with_spec(obj: Obj) -> Obj:
-    """What is kept of a Milvus or a claim, with the spec as JSON text: as parsed dicts, some specs
+    """What is kept of a Milvus or a claim, with its spec as JSON text: as parsed dicts, some specs
     would take thirty times the memory. A spec that is too large, or nested too deeply to be written
     again, is left out."""
     slimmed = slim(obj)
@@ -1770,7 +1785,7 @@ def slim_with_spec(obj: Obj) -> Obj:
         with suppress(RecursionError):
             text = json.dumps(obj["spec"], ensure_ascii=False)
             if len(text.encode(errors="replace")) <= MAX_SPEC:
-                slimmed["spec"] = text
+                slimmed["spec_text"] = text
     return slimmed
 
 
@@ -1982,9 +1997,9 @@ class Api:
             raise no_answer("the API server has not kept the status: is the CRD an old one?")
 
     def check(self, pod: Obj) -> None:
-        """Find out by a dry run whether the API server accepts such a pod. That its name is taken
-        is checked last, so that means yes. An exceeded quota is no objection, because the old pod
-        will make room."""
+        """Find out by a dry run whether the API server accepts such a pod. Whether the name is
+        taken is what it checks last, so AlreadyExists means that it accepts the rest. An exceeded
+        quota is no objection, because the old pod will make room."""
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
@@ -2067,12 +2082,11 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     told: str = ""  # the message about its state that was last told, in the log and by an event
-    # Whether it changed something, so that its lists were too old for a status. Then the next one
-    # writes it, even if that changes something, too.
+    # Whether it changed something and wrote no status. Then the next one writes it in any case.
     owes_status: bool = False
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
-    # When the next visit is made, even if nothing changes. One that is put off keeps this time: it
-    # is its place in the line.
+    # When the next visit is made, even if nothing changes. A visit for which there was no time
+    # keeps this, so that it goes earlier in the next pass.
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
     first_seen: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
@@ -2157,10 +2171,11 @@ class Visit:
     def reconcile(self) -> Outcome:
         """Serve one Milvus; to be read from top to bottom."""
         # 1. Decide what to do, and forget what is no longer needed. Steps 1 and 2 use the same
-        #    `now`: else `carry_out` could try what `roll` has taken for refused.
+        #    `now`: if a delay ended in between, both a pod whose delete was refused and the one
+        #    that `roll` has chosen in its place would be replaced.
         now = self.began
         spec = self.read_spec()
-        self.seen = dataclasses.replace(self.seen, spec=spec, first_seen=self.first_seen())
+        self.seen = dataclasses.replace(self.seen, spec=spec, first_seen=self.new_first_seen())
         actions = [] if spec.invalid else list(decide(self.seen, self.retries.refused(now)))
         self.retries.keep_only(self.remembered(actions), now)
         if self.is_rolling():  # it may wait until pods have been Ready, or not Ready, for a while
@@ -2174,8 +2189,8 @@ class Visit:
         self.say_changes()
 
         # 4. Write the status. If anything was changed, the lists are out of date, so this is left
-        #    to the next visit, which writes it whatever it does: else a Milvus for which something
-        #    is done in each pass, such as one whose pods are all deleted, would have none.
+        #    to the next visit. That one writes it in any case: otherwise a Milvus for which
+        #    something is done in each pass would never have a status.
         if self.made and not self.api.dry_run:
             self.come_back(self.api.clock())
             if not self.last.owes_status:
@@ -2202,7 +2217,7 @@ class Visit:
             text = "a field of the spec has the wrong type, or is nested too deeply"
             return Spec(invalid=f"{text}; if neither: {unexpected(error)}")
 
-    def first_seen(self) -> dict[ReadyState, float]:
+    def new_first_seen(self) -> dict[ReadyState, float]:
         """When each pod was first seen Ready, or not Ready, without a break. In the first visit,
         nobody has looked before, so the kubelet's time is used, though its clock may be wrong."""
         found = dict.fromkeys(map(ready_state_of, self.seen.mine.values()), self.seen.time)
@@ -2236,15 +2251,15 @@ class Visit:
                 self.come_back(min(self.last.due, now))
                 break
             error = self.attempt(action)
-            if not error or self.retries.tries_once:  # --once has one try for each, so none is cut
+            if not error or self.retries.tries_once:  # each has one try, whatever became of others
                 continue
             if error.failure is Failure.LOST:
                 break
-            if error.meets_all:
+            if error.would_fail_for_all:
                 failing.add(action.verb)
 
     def attempt(self, action: Action) -> ApiError | None:
-        """Try something, and remember what came of it: see the table above `Retry`."""
+        """Try something, and remember what came of it: see the table above `Try`."""
         try:
             getattr(self, action.verb)(action)
         except ApiError as error:
@@ -2270,9 +2285,9 @@ class Visit:
             return True
         if not error.code:  # a fresh look said no, or there was no time left
             return False
-        # An answer such as Conflict backs off. With --once, the next pass tries again, because a
-        # quota answers so while it counts two pods at once, and `run_once` gives up after three
-        # idle passes. A dry run changes nothing, so that it would get the same answer.
+        # An answer such as Conflict backs off. With --once, the next pass tries again (see
+        # tests/test_once.py, conflicts): a quota answers so while it counts two pods at once, and
+        # `run_once` gives up after three idle passes. A dry run would get the same answer again.
         return not self.retries.tries_once or self.api.dry_run
 
     def tell_news(self, status: Obj) -> str:
@@ -2298,7 +2313,7 @@ class Visit:
             return True
         if self.retries.waits(STATUS, now):
             return False
-        if not self.retries.tries_once:  # to see it in a list: a response may come from elsewhere
+        if not self.retries.tries_once:  # only a list proves it: a proxy may have responded
             self.come_back(now)
         try:
             self.api.write_status(self.milvus, status)
@@ -2313,7 +2328,8 @@ class Visit:
                 self.retries.failed(STATUS, now, error.why, most=error.most_delay)
             return False
         self.retries.succeeded(STATUS, now)
-        self.made[Change("Updated", "status")].append(name_of(self.milvus))  # only counted
+        # After `say_changes`, so it is only counted for the line about the pass.
+        self.made[Change("Updated", "status")].append(name_of(self.milvus))
         return True
 
     def say_changes(self) -> None:
@@ -2449,7 +2465,7 @@ class Visit:
         self.require_claim(action.ordinal, action.obj)
         self.require_current()
         if is_ready(action.obj):
-            # Pods that are seen for the first time have been Ready for no time: see `seconds_of`.
+            # What is seen for the first time has been Ready for no time: see `seconds_in_state`.
             fresh = dataclasses.replace(self.seen, named=self.api.list_now(self.milvus))
             if must_roll_wait(fresh, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
@@ -2667,7 +2683,7 @@ class Operator:
     def pause(self) -> float:
         """Seconds from the start of the last pass to the next. They are few after a change, so that
         a roll waits for its pods, not for passes, and grow with the time since, up to the interval.
-        Below that, lists take a fifth of the time at most."""
+        Below that, they are at least five times what the lists took."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
@@ -2978,9 +2994,10 @@ LAST_WORDS = 0.5  # that the log may take then
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
-    """Run the loop in a thread of its own: a signal handler interrupts the main thread, and if that
-    held the lock of the event, `set()` in the handler would wait for it forever. After a signal,
-    current requests get STOPPING seconds; a second one ends the process. Returns the exit code."""
+    """Run the loop in a thread of its own: a signal handler runs in the main thread, and if the
+    loop were there, in `stopping.wait()`, then `stopping.set()` might wait for the same lock
+    forever. After a signal, current requests get STOPPING seconds; a second one ends the process.
+    Returns the exit code."""
 
     def stop(signum: int, _: Any) -> None:
         if stopping.is_set():

@@ -56,7 +56,7 @@ def decided(
     milvus: Obj,
     pods: list[Obj],
     claims: Iterable[Obj] = (),
-    refused: mo.Refused = frozenset(),
+    refused: mo.RefusedKeys = frozenset(),
     lacks_service: bool = False,
 ) -> list[mo.Action]:
     mine = named(milvus, pods)
