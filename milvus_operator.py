@@ -71,8 +71,8 @@ from prometheus_client.registry import Collector
 
 __version__ = "0.1.0"
 
-# A Kubernetes object or a part of one, as in its JSON. Of a listed one, only some keys are kept, and
-# a Milvus or a claim has `spec_text` in place of `spec`: see `slim_with_spec`.
+# A Kubernetes object or a part of one, as in its JSON. Of a listed one, only some keys are kept. A
+# listed Milvus or claim has `spec_text` in place of `spec`: see `slim_with_spec`.
 Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
