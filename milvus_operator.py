@@ -1206,25 +1206,26 @@ def roll(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
 
 
 def must_roll_wait(seen: Observed, refused: RefusedKeys) -> bool:
-    """Whether a roll waits for any pod: see the table. A surplus one that may serve counts, because
-    this pass deletes it: it must not take down two pods that serve."""
-    mine, spec = seen.mine, seen.spec
-    if any(ordinal not in mine for ordinal in range(spec.replicas)):
+    """Whether a roll waits for any pod."""
+    ordinals = {*range(seen.spec.replicas), *seen.mine}
+    return any(is_waited_for(ordinal, seen, refused) for ordinal in ordinals)
+
+
+def is_waited_for(ordinal: int, seen: Observed, refused: RefusedKeys) -> bool:
+    """Whether a roll waits for this pod: see the table. A surplus one that may serve counts,
+    because this pass deletes it: it must not take down two pods that serve."""
+    pod = seen.mine.get(ordinal)
+    if not pod:
         return True
-    for ordinal, pod in mine.items():
-        if ordinal >= spec.replicas:
-            is_waited_for = may_serve(pod) and ("delete", ordinal) not in refused
-        elif not is_outdated(pod, spec):
-            is_waited_for = not is_ready(pod) or is_too_fresh(pod, seen)
-        elif ordinal in seen.blocked and not is_ending(pod):
-            is_waited_for = may_serve(pod) and not is_ready(pod)
-        elif is_broken(pod, seen):
-            is_waited_for = ("replace", ordinal) not in refused
-        else:
-            is_waited_for = not is_ready(pod)
-        if is_waited_for:
-            return True
-    return False
+    if ordinal >= seen.spec.replicas:
+        return may_serve(pod) and ("delete", ordinal) not in refused
+    if not is_outdated(pod, seen.spec):
+        return not is_ready(pod) or is_too_fresh(pod, seen)
+    if ordinal in seen.blocked and not is_ending(pod):
+        return may_serve(pod) and not is_ready(pod)
+    if is_broken(pod, seen):
+        return ("replace", ordinal) not in refused
+    return not is_ready(pod)
 
 
 def ready_state_of(pod: Obj) -> ReadyState:
