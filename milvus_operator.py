@@ -969,7 +969,7 @@ BLOCKING = ("Terminating", "Lost", "gone")
 
 
 class ReadyState(NamedTuple):
-    """How ready a pod is. If it equals that of an earlier pass, nothing has changed in between."""
+    """How ready a pod is. If it equals that of an earlier pass, it has been so in between, too."""
 
     uid: str
     status: str  # of its condition Ready
@@ -1004,7 +1004,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # whose delete got no answer: it may still take effect
     spec: Spec = Spec()
-    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # the times
+    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when each state was
 
     @cached_property
     def mine(self) -> Objs:
@@ -1235,9 +1235,13 @@ def ready_state_of(pod: Obj) -> ReadyState:
 
 
 def age_of(state: ReadyState, now: datetime) -> float:
-    """Seconds since its time, by the clocks of the kubelet and of this host; if nobody says since
-    when, it has always been so."""
-    return (now - datetime.fromisoformat(state.since)).total_seconds() if state.since else inf
+    """For how many seconds a pod has been Ready, by the clocks of its kubelet and of this host; if
+    nobody says since when, it always has. 0 if it is not Ready: what has been not Ready since long
+    ago may have become ready to serve a moment ago."""
+    if state.status != "True":
+        return 0
+    since = datetime.fromisoformat(state.since) if state.since else datetime.min.replace(tzinfo=UTC)
+    return max(0, (now - since).total_seconds())
 
 
 def seconds_in_state(pod: Obj, seen: Observed) -> float:
@@ -1251,7 +1255,7 @@ def is_too_fresh(pod: Obj, seen: Observed) -> bool:
     return seconds_in_state(pod, seen) < seen.spec.min_ready
 
 
-PROBING = 60  # seconds after which a pod counts as broken if all its containers run
+PROBING = 60  # seconds for which a pod that is not Ready, but runs, does not count as broken
 
 
 def is_broken(pod: Obj, seen: Observed) -> bool:
@@ -1471,7 +1475,7 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #   what comes of it             what is remembered        what later passes do
 #   done                         nothing; of a verb that   it, if it is due again; if PACED, after
 #                                is PACED, when            10 s, 20 s, 40 s, then a minute; a create
-#                                                          after 1 s, 2 s, 4 s … a minute
+#                                                          after 1 s, 2 s, 4 s, 8 s, then 10 s
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
 #   LOST: there was no answer,   the problem, also that    the same, after all others
@@ -1529,9 +1533,7 @@ class Retries:
             last_delay = last.delay
             if last.problem.reason == problem.reason:
                 since = last.since
-        delay = self.next_delay(FIRST_DELAY, last_delay)
-        if not self.tries_once:
-            delay = min(delay, most)
+        delay = self.next_delay(FIRST_DELAY, last_delay, most)
         self.tries[key] = Try(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
@@ -1539,12 +1541,14 @@ class Retries:
         last = self.tries.pop(key, None)
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             last_delay = last.delay if last and not last.problem else 0
-            first = FIRST_DELAY if verb == "create" else FIRST_PACE  # a lost pod comes back soon
-            self.tries[key] = Try(now, self.next_delay(first, last_delay))
+            pace = FIRST_PACE, LONGEST_DELAY
+            if verb == "create":  # a lost pod must come back soon
+                pace = FIRST_DELAY, FIRST_PACE
+            self.tries[key] = Try(now, self.next_delay(pace[0], last_delay, pace[1]))
 
-    def next_delay(self, first: float, last_delay: float) -> float:
+    def next_delay(self, first: float, last_delay: float, most: float) -> float:
         """How many seconds to wait after this try."""
-        return inf if self.tries_once else min(max(first, 2 * last_delay), LONGEST_DELAY)
+        return inf if self.tries_once else min(max(first, 2 * last_delay), most, LONGEST_DELAY)
 
     def for_another_spec(self) -> Retries:
         """What is remembered when the spec changes: when pods were replaced. So two managers that
@@ -1809,11 +1813,12 @@ def parse(body: bytes) -> Any:
         raise no_answer(NOT_KUBERNETES) from None
 
 
-def parse_object(body: bytes, resource: Resource) -> Obj:
-    """The object in a response. Something else than an API server may respond with 200, too."""
+def parse_object(body: bytes, *kinds: str) -> Obj:
+    """The object in a response, of one of these kinds. Something else than an API server may
+    respond with 200, too."""
     answer = parse(body)
     kind = answer.get("kind") if isinstance(answer, dict) else None
-    if kind not in (resource.kind, "Status"):  # after a delete, it may be either
+    if kind not in kinds:
         raise no_answer(NOT_KUBERNETES)
     return dict(answer)
 
@@ -1969,12 +1974,13 @@ class Api:
             raise stale("there is no time left in this pass")
         if self.dry_run:
             options["dry_run"] = "All"
-        return parse_object(self.request(verb, resource, target, **options), resource)
+        body = self.request(verb, resource, target, **options)
+        return parse_object(body, resource.kind, "Status")  # after a delete, it may be either
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
         try:
-            return parse_object(self.request("get", resource, obj["metadata"]), resource)
+            return parse_object(self.request("get", resource, obj["metadata"]), resource.kind)
         except ApiError as error:
             if error.status_reason == "NotFound":
                 return None
@@ -2220,7 +2226,8 @@ class Visit:
 
     def new_first_seen(self) -> dict[ReadyState, float]:
         """When each pod was first seen Ready, or not Ready, without a break. In the first visit,
-        nobody has looked before, so the kubelet's time is used, though its clock may be wrong."""
+        nobody has looked before: then the kubelet says for how long a pod has been Ready, though
+        its clock may be wrong."""
         found = dict.fromkeys(map(ready_state_of, self.seen.mine.values()), self.seen.time)
         if not self.last.versions:
             now = datetime.now(UTC)

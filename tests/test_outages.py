@@ -78,6 +78,11 @@ def test_an_outage_that_lasts_is_logged_every_ten_minutes() -> None:
     world.run(1790)
     assert len(world.warnings) == 3
     assert len({*world.warnings}) == 1
+    world.server.rules.clear()
+    world.run(10)
+    world.server.reject("list", "pods", 403, NO_LIST)
+    world.run(10)
+    assert len(world.warnings) == 4, "it is another one"
 
 
 def test_the_other_namespaces_are_managed_as_ever_while_one_cannot_be_listed() -> None:

@@ -40,7 +40,7 @@ def test_whoever_deletes_each_new_pod_at_once_finds_ever_fewer() -> None:
 
     world.server.when("list", "milvuses", remove_all)
     world.run(60)
-    assert world.names("create", "pods") == ["x-0", "x-1", "x-2"] * 6
+    assert world.names("create", "pods") == ["x-0", "x-1", "x-2"] * 9
 
 
 def test_a_quiet_cluster_is_only_listed_until_anything_about_a_milvus_changes() -> None:
@@ -342,6 +342,21 @@ def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_it_was_listed(ready
     world.passes(3)
     assert world.names("delete", "pods") == []
     assert len(world.pods()) == 2
+
+
+def test_a_surplus_pod_stays_if_its_milvus_was_made_anew_and_may_adopt_it() -> None:
+    world = at_rest(milvus(replicas=2))
+    world.change("x", replicas=1)
+
+    def make_anew(_: Request) -> None:
+        world.remove("milvuses", "x")
+        world.add(milvus(replicas=3))
+        world.change("x", replicas=2)
+
+    world.server.when("list", "milvuses", make_anew, after=True, times=1)
+    world.operator.run_pass()
+    assert world.status("x")["observedGeneration"] == -1, "as of the other one, generation 2"
+    assert world.names("delete", "pods") == []
 
 
 def test_a_surplus_pod_stays_if_its_milvus_has_changed_since_another_was_deleted() -> None:

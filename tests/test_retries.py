@@ -43,7 +43,7 @@ def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) 
 
 
 def test_what_is_created_again_and_again_is_paced_from_one_second() -> None:
-    assert delays(mo.Retries(), CREATE, 8, None) == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert delays(mo.Retries(), CREATE, 6, None) == [1, 2, 4, 8, 10, 10]
 
 
 @pytest.mark.parametrize("key", [("delete", 0), STATUS])

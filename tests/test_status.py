@@ -131,7 +131,7 @@ PAGE = b"<html>You have been redirected</html>"
 RESPONSES = [PAGE, b"", b"{}", b"[]", b'"ok"', b'{"kind": "List", "items": []}']
 
 
-@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize("response", [*RESPONSES, b'{"kind": "Milvus", "status": null}'])
 def test_a_status_that_only_a_proxy_has_seen_is_written_again(response: bytes) -> None:
     world = World(milvus())
     fake = world.server.when(
@@ -140,6 +140,7 @@ def test_a_status_that_only_a_proxy_has_seen_is_written_again(response: bytes) -
     world.run(60)
     assert fake.hits == 2
     assert world.status("x")["replicas"] == 1
+    assert not any("unexpected" in line for line in world.log)
 
 
 def test_a_status_that_was_written_is_looked_at_once_more() -> None:
