@@ -1541,10 +1541,10 @@ class Retries:
         last = self.tries.pop(key, None)
         if verb in self.PACED or (self.tries_once and ordinal is not None):
             last_delay = last.delay if last and not last.problem else 0
-            pace = FIRST_PACE, LONGEST_DELAY
+            first, most = FIRST_PACE, LONGEST_DELAY
             if verb == "create":  # a lost pod must come back soon
-                pace = FIRST_DELAY, FIRST_PACE
-            self.tries[key] = Try(now, self.next_delay(pace[0], last_delay, pace[1]))
+                first, most = FIRST_DELAY, FIRST_PACE
+            self.tries[key] = Try(now, self.next_delay(first, last_delay, most))
 
     def next_delay(self, first: float, last_delay: float, most: float) -> float:
         """How many seconds to wait after this try."""
