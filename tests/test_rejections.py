@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kubernetes.client import ApiException
@@ -356,10 +357,22 @@ def test_an_unexpected_exception_backs_off_and_harms_nobody_else(
     world.run(100)
     assert world.pods() == ["x-0", "y-0"]
     assert tries == 4, "when x-0 is there, a second later, and after a minute"
+    assert "milvus test/x: created pod x-0" in world.log
     lines = [line for line in world.warnings if "unexpected KeyError, please report" in line]
     assert len(lines) == 1
     assert not any("hunter2" in line for line in world.log)
     assert metric("milvuses", state="failed") == 1
+
+
+def test_an_unexpected_exception_amid_a_roll_backs_off_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = at_rest(milvus(replicas=2))
+    check = Mock(side_effect=KeyError)
+    monkeypatch.setattr(world.operator.api, "check", check)
+    world.change("x", image="milvus:2")
+    world.run(100)
+    assert check.call_count == 2
 
 
 def test_what_is_rejected_takes_no_memory_until_it_is_tried_again() -> None:

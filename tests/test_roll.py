@@ -289,6 +289,16 @@ def test_if_the_fresh_list_fails_no_ready_pod_is_deleted() -> None:
     assert world.images() == ["milvus:2"] * 2
 
 
+def test_a_delete_that_was_throttled_will_not_take_effect() -> None:
+    """So the roll goes on to another pod soon, when that one is refused, and not after a minute."""
+    world = outdated(3)
+    world.server.reject("delete", "pods", 403, "no", "Forbidden", name="x-2")
+    world.server.reject("delete", "pods", 429, "later", "TooManyRequests", name="x-2", times=1)
+    world.server.rules.reverse()
+    world.live(6)
+    assert "x-1" in deleted(world)
+
+
 # --- minReadySeconds ---
 def ready_since(world: World, name: str, skew: float = 0) -> None:
     """The pod is Ready from now on, as a kubelet writes it whose clock is wrong by so much."""

@@ -245,12 +245,22 @@ def test_a_claim_that_a_proxy_answers_for_is_not_taken_for_gone(body: bytes) -> 
     assert "the response did not come from a Kubernetes API server" in world.message()
 
 
-@pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 0}}])
-def test_a_pod_whose_init_containers_have_begun_has_data_already(state: Obj) -> None:
-    """Such as a restore: until it is done, the pod is Pending."""
+NEVER = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+FAILED = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {}}}
+PENDING: list[Obj] = [
+    {"initContainerStatuses": [{"state": {"running": {}}}]},
+    {"initContainerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]},
+    {"initContainerStatuses": [FAILED]},
+    {"containerStatuses": [{"state": {"running": {}}}, NEVER]},
+]
+
+
+@pytest.mark.parametrize("status", PENDING)
+def test_a_pending_pod_of_which_any_container_has_begun_has_data_already(status: Obj) -> None:
+    """Such as a restore; or Milvus, beside a sidecar that can't be pulled."""
     world = World(milvus(**STORED))
     world.passes(2)
-    world.server.set_pod("x-0", phase="Pending", initContainerStatuses=[{"state": state}])
+    world.server.set_pod("x-0", phase="Pending", **status)
     world.remove(CLAIMS, "data-x-0")
     world.live(5)
     assert [*claims(world)] == []
