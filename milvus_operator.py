@@ -11,7 +11,9 @@ it is done. So a write that is lost or repeated does no harm, and everything tha
 may be lost.
 
 In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
-both as dicts. Start reading at `decide`, then `Visit.reconcile` and `Operator.run_pass`.
+both as dicts. To learn how it works, read first, in this order: `Operator.run_pass`,
+`Visit.reconcile`, `decide`, `tidy`, `complete`, `roll`, `Visit.carry_out`, `Visit.attempt`,
+`status_of` and `new_pod`. The rest is what these need, and what goes wrong in practice.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ from prometheus_client.registry import Collector
 
 __version__ = "0.1.0"
 
-# A Kubernetes object or a part of one, as in its JSON. Of a listed one, only some keys are kept. A
-# listed Milvus or claim has `spec_text` in place of `spec`: see `slim_with_spec`.
+# A Kubernetes object or a part of one, as in its JSON. A listed object keeps only some of its keys;
+# a Milvus or a claim has `spec_text` in place of `spec`: see `slim_with_spec`.
 Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
@@ -106,7 +108,7 @@ CLAIM_LOST = "ClaimLost"
 CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
-WAITING = "Waiting"  # for something else; makes Reconciled False only if it has lasted
+WAITING = "Waiting"  # for something else; makes Reconciled False only after LASTING seconds
 # Reasons that usually go away by themselves. The condition Ready names the first pod that has
 # another reason; if there is none, the first one that is not ready.
 TRANSIENT = {
@@ -130,7 +132,7 @@ FAILED = "failed"
 # Sizes.
 MAX_SPEC = 128 << 10  # bytes of a spec as JSON
 MAX_REPLICAS = 1000
-SERVICE = MAX_REPLICAS  # in place of an ordinal, in what is about the Service; sorts last
+SERVICE = MAX_REPLICAS  # stands for the Service in place of an ordinal, and sorts after all of them
 
 # Metrics. The client library adds its own about this process: memory, CPU, open files.
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
@@ -239,8 +241,8 @@ def is_ready(pod: Obj) -> bool:
 
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node fell silent: then the node
-    controller sets the condition to False, gives no reason, and leaves the containers ready. A
-    kubelet that waits for a readiness gate gives a reason; such a pod serves nobody."""
+    controller sets the condition to False, and leaves the containers ready. So does a kubelet that
+    waits for a readiness gate, with a reason; such a pod serves nobody."""
     if is_over(pod):
         return False
     if is_ready(pod):
@@ -349,8 +351,8 @@ DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 
 # External services. A row is (address, setting, value): if the user sets the address to something
 # outside the pod, default.yaml sets the setting to the value. Of two queues, the first row counts,
-# as in Milvus. No other setting chooses a service: pulsar.maxMessageSize is for all queues, and
-# Milvus wants woodpecker.storage to be set before a queue is switched to woodpecker.
+# as in Milvus. Only these addresses count: pulsar.maxMessageSize is for all queues, and
+# woodpecker.storage is set before a queue is switched to woodpecker.
 CHOICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
@@ -401,8 +403,8 @@ def canonical(name: str) -> str:
 
 def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     """The settings of default.yaml for a user who has set these, by canonical name; None: the value
-    is not known here. It comes from a Secret, for example, where nobody keeps a local address: to
-    take it for one would start an empty etcd beside the user's own."""
+    is not known here, as from a Secret. An unknown address counts as outside the pod: if it were
+    taken for local, an empty etcd would start beside the user's own."""
     elsewhere = {
         name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
     }
@@ -472,7 +474,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     Invalid."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # mappings: a list over them is Invalid
+        "metadata": {"labels": {}, "annotations": {}},  # so that a list in their place is Invalid
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -542,7 +544,7 @@ def server_of(pod: Obj) -> Obj:
 
 
 def variables_of(pod: Obj) -> dict[str, str | None]:
-    """The variables of Milvus; None: the value is not known here."""
+    """The variables in `env`, but not those of `envFrom`; None: the value is not known here."""
     found: dict[str, str | None] = {}
     for item in server_of(pod).get("env") or []:
         value = str(item.get("value") or "")
@@ -651,9 +653,9 @@ def overlay_list(list_name: str, ours: list[Obj], over: list[Any], path: str) ->
 
 def identity(list_name: str, item: Obj) -> str:
     """What an item of such a list is recognized by."""
-    value = str(item.get(MERGE_KEYS[list_name]))
     if list_name == "volumeMounts":
         return path_of(item)
+    value = str(item.get(MERGE_KEYS[list_name]))
     if list_name == "ports":  # as in Kubernetes: one number may be a port of TCP and one of UDP
         return f"{value}/{item.get('protocol', 'TCP')}"
     return value
@@ -666,7 +668,8 @@ def path_of(mount: Obj) -> str:
 
 # ---------- The spec: read it, and refuse what Milvus cannot forgive ----------
 
-# More YAML events than any real configuration has; a setting takes two. So no text takes long.
+# More YAML events than any real configuration has; a setting takes two. It bounds the time that
+# parsing takes.
 MAX_EVENTS = 5000
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
 TEXT = "tag:yaml.org,2002:str"
@@ -675,8 +678,8 @@ FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"
 
 
 class Part(NamedTuple):
-    """A part of the data. The setting `decider` chooses where it is. `folders` maps a value of it
-    to the setting that names the folder in the pod; any other value means outside the pod."""
+    """A part of the data. The setting `decider` chooses where it is: for some of its values, in the
+    folder in the pod that the setting in `folders` names; for any other, outside the pod."""
 
     decider: str
     folders: dict[str, str]
@@ -697,12 +700,12 @@ PARTS = {
     ),
 }
 # Vectors and etcd are of no use without each other. A row is (part, other, setting): if the other
-# outlives the pod, the part must, too; the user can have that by this setting.
+# outlives the pod, the part must, too; the setting can move it outside the pod.
 NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
     CONFIGS,
-    *(f"{CONFIGS}/{name}.yaml" for name in ("milvus", "default", "user")),
+    *(f"{CONFIGS}/{name}" for name in ("milvus.yaml", DEFAULT_FILE, USER_FILE)),  # not etcd.yaml
 }
 END_WITH_POD = {"emptyDir", "ephemeral", "csi"}  # sources of volumes
 
@@ -775,7 +778,7 @@ def tree_of(text: str) -> Any:
 
 def why_unreadable(event: Any, text: str) -> str:
     """What is wrong with an event that PyYAML reads, and Milvus (yaml.v2) may not: then Milvus
-    ignores all of its configuration files. Aliases it can read, but they can take gigabytes."""
+    ignores all of its configuration files. It could read aliases, but those can take gigabytes."""
     written = text[event.start_mark.index : event.end_mark.index]
     is_alias = isinstance(event, yaml.AliasEvent)
     if is_alias or getattr(event, "tag", None) or getattr(event, "version", None):
@@ -828,7 +831,7 @@ def value_of(items: Scalars) -> str:
     return ",".join(item.value for item in items)
 
 
-# What YAML takes for a number or a truth value, but means the same in quotes.
+# Values that YAML takes for numbers or truth values, and that mean the same in quotes.
 SAME_IF_QUOTED = re.compile(r"true|false|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 
 
@@ -840,10 +843,11 @@ def meaning_of(scalar: Any) -> str:
 
 
 def fingerprint(fields: Obj, settings: Mapping[str, Scalars], over: Obj) -> str:
-    """A hash of what these fields mean, however it is written. Only when it changes are pods
-    replaced. So it leaves out `storage`, which can grow, and what `new_pod` adds: a new version of
-    the operator replaces no pods. If the hash of a spec changed, the pods of all who have such a
-    spec would be replaced: test_a_new_version_of_the_operator_replaces_no_pods has some hashes."""
+    """A hash of what these fields mean, except that names of settings count as they are written.
+    Only when it changes are pods replaced. So it leaves out `storage`, which can grow, and what
+    `new_pod` adds: a new version of the operator replaces no pods. If the hash of a spec changed,
+    the pods of all who have such a spec would be replaced:
+    test_a_new_version_of_the_operator_replaces_no_pods pins some hashes."""
     meant = {name: ",".join(map(meaning_of, items)) for name, items in settings.items()}
     template = pick(fields, ["image"]) | {"settings": meant, "pod": over}
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
@@ -910,11 +914,10 @@ def places_of(spec: Spec, pod: Obj) -> dict[str, Place]:
     Invalid."""
     settings = settings_in_force(spec, pod)
     places: dict[str, Place] = {}
+    is_woodpecker_local = settings.get(canonical("woodpecker.storage.type")) == "local"
     for part, (decider, folders) in PARTS.items():
         choice = settings.get(canonical(decider), "").lower()
-        storage = settings.get(canonical("woodpecker.storage.type"))
-        is_in_bucket = choice == "woodpecker" and storage != "local"
-        if choice in folders and not is_in_bucket:
+        if choice in folders and (choice != "woodpecker" or is_woodpecker_local):
             folder = folders[choice]
             places[part] = Place(folder, volume_of(folder, settings, pod))
         elif canonical(decider) in settings:
@@ -955,23 +958,22 @@ def volume_of(setting: str, settings: Mapping[str, str], pod: Obj) -> Obj:
 Key = tuple[str, int | None]
 STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
-# in turn, each of its pods would time out.
+# each of its pods would time out, one after another.
 ANSWER: Key = ("answer", None)
-RefusedKeys = Set[Key]  # of what the API server has refused, and is not to be tried again yet
+RefusedKeys = Set[Key]  # of what the API server has refused, and still backs off
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "its template has changed"
 ORPHANED = "without a controller, but with the label of this Milvus"
 
 
-# The states of a claim that block its pod: see `Observed.blocked`. "gone" is only found by
-# `Visit.require_claim`, which reads the claim by its name: one that is not listed may just lack our
-# label.
+# The states of a claim that block its pod. `Observed.blocked` can't find "gone": a claim that is
+# not listed may just lack our label. `Visit.require_claim` reads it by its name.
 BLOCKING = ("Terminating", "Lost", "gone")
 
 
 class ReadyState(NamedTuple):
-    """How ready a pod is. If it equals that of an earlier pass, it has been so in between, too."""
+    """How ready a pod is. If two of different passes are equal, nothing changed in between."""
 
     uid: str
     status: str  # of its condition Ready
@@ -1000,7 +1002,7 @@ class Observed:
     """A Milvus, and the objects that have its names, as the lists of a pass show them."""
 
     milvus: Obj
-    named: Objs  # the pods, whoever owns them
+    named: Objs  # the listed pods that have its names, whoever owns them
     claims: Objs  # those with our label
     lacks_service: bool  # False if that is not known
     time: float  # when the pods were listed, in seconds of the loop's clock
@@ -1092,11 +1094,11 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
     text = f"claim {name} is {state}, and no pod is running with it"
-    # What keeps a new pod from being made: a Lost claim; or the old pod, which holds a Terminating
-    # claim, or misses one that is gone.
+    # What is in the way of a new pod: a Lost claim itself; otherwise the old pod, which holds a
+    # Terminating claim, or waits for one that is gone.
     holder = "claim" if state == "Lost" else "pod"
     advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
-    # Milvus deletes each file that its etcd does not know, and a new one knows none.
+    # As Milvus does with an empty etcd: see `refuse_dangers`.
     return Why(reason, f"{text}: {advice}, and deletes the vectors if they are in a bucket")
 
 
@@ -1126,7 +1128,7 @@ def tidy(seen: Observed) -> Iterator[Action]:
         elif ordinal not in seen.mine:
             continue  # a stranger: see `complete`
         elif ordinal >= spec.replicas:
-            claims = "; their claims stay" if spec.storage else ""
+            claims = "; their claims stay" if spec.storage else ""  # said once for all pods
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
         elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
@@ -1166,6 +1168,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     return parse_quantity(size) < parse_quantity(spec.storage["size"])
 
 
+# Of two rows that fit, the last counts.
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
 #   ending                                 no                yes
@@ -1200,8 +1203,8 @@ def roll(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
     if must_roll_wait(seen, refused):
         return
     for ordinal, action in reversed(actions.items()):
-        may_another_end = bool(seen.maybe_deleted - {ordinal})
-        if is_ready(mine[ordinal]) and action.key not in refused and not may_another_end:
+        is_another_unsure = bool(seen.maybe_deleted - {ordinal})
+        if is_ready(mine[ordinal]) and action.key not in refused and not is_another_unsure:
             yield action
             return
 
@@ -1237,8 +1240,8 @@ def ready_state_of(pod: Obj) -> ReadyState:
 
 def age_of(state: ReadyState, now: datetime) -> float:
     """For how many seconds a pod has been Ready, by the clocks of its kubelet and of this host; if
-    nobody says since when, it always has. 0 if it is not Ready: what has been not Ready since long
-    ago may have become ready to serve a moment ago."""
+    nobody says since when, it always has. 0 if it is not Ready: its condition does not say since
+    when its containers are as they are."""
     if state.status != "True":
         return 0
     since = datetime.fromisoformat(state.since) if state.since else datetime.min.replace(tzinfo=UTC)
@@ -1279,7 +1282,7 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
         or is_of_namesake(milvus, owner)  # the garbage collector deletes it
     )
     if resolves_itself:
-        text = f"pod {name} was created a moment ago, or is being deleted"
+        text = f"pod {name} is new, is being deleted, or is about to be adopted"
         advice = (
             "if it is of an earlier Milvus of this name, the garbage collector deletes it first"
         )
@@ -1344,7 +1347,8 @@ def readiness(seen: Observed, problems: Problems) -> Why:
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     spec = seen.spec
-    # Once any wait has lasted, that of the lowest ordinal is told, so that the message stays.
+    # Once any wait has lasted, the first problem is told, whatever it is: the message stays the
+    # same.
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING or WAITING in lasting:
             return problem
@@ -1479,15 +1483,15 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #                                                          after 1 s, 2 s, 4 s, 8 s, then 10 s
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
-#   LOST: there was no answer,   the problem, also that    the same, after all others
-#   or "later"                   of ANSWER
+#   LOST: there was no answer,   the problem, also under   it again, after all others
+#   or "later" (429)             ANSWER
 #     and it was a delete        also the pod's UID, in    a roll waits for a minute, even after a
 #                                `Api.unanswered`          new spec: the delete may take effect
 #   OBJECTED: its dry run was    the problem               it again, after 1 s, 2 s …; a roll
 #   refused                                                waits, as another would be refused, too
-#   STALE: the lists were old    nothing; but an answer    what is to do by new lists; after an
-#                                such as Conflict          answer, in 1 s, 2 s …: a webhook may say
-#                                                          so for ever
+#   STALE: the lists were old    nothing, unless it was    what is to do by new lists; after an
+#                                an answer (Conflict …):   answer, in 1 s, 2 s …: a webhook may say
+#                                then the problem          so for ever
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
 # minutes. A new spec, which may be the cure, forgets everything except lost deletes, and when a pod
@@ -1511,7 +1515,7 @@ class Retries:
     try.
 
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time for
-    the same spec, except after a Conflict (`Visit.needs_delay`); the status still follows."""
+    the same spec, except after a Conflict (`Visit.needs_delay`). The status is still written."""
 
     # What may have to be done for ever, as when something deletes each new pod. Not `delete`: what
     # is surplus again must not wait.
@@ -1552,9 +1556,9 @@ class Retries:
         return inf if self.tries_once else min(max(first, 2 * last_delay), most, LONGEST_DELAY)
 
     def for_another_spec(self) -> Retries:
-        """What is remembered when the spec changes: when pods were replaced. So two managers that
-        fight over an image restart a database once in ten seconds, not with each change (see
-        tests/test_roll.py, fight). A spec that is really new waits for no more than that."""
+        """What survives a new spec: when each pod was last replaced
+        (test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_seconds). A spec
+        that is really new waits for no more than that."""
         kept = Retries(self.tries_once)
         for (verb, ordinal), last in self.tries.items():
             # With --once, a new spec is tried at once.
@@ -1607,7 +1611,7 @@ class Retries:
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, name: str, **more: Any) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
-    client = DynamicClient(api, discoverer=lambda client, cache_file: None)
+    client = DynamicClient(api, discoverer=lambda client, cache_file: None)  # it only keeps that
     prefix = "apis" if group else "api"
     return Resource(prefix, group, version, kind, name=name, namespaced=True, client=client, **more)
 
@@ -1709,7 +1713,7 @@ def rejection(error: ApiException) -> ApiError:
 ONE_REQUEST = 10  # a write, or a read of one object, that takes longer has failed
 SERVER_TIMEOUT = 60  # after this long, an API server has given up a request that it did not answer
 # Of lists.
-PAGE = 250  # objects in a page, at most; see docs/design.md
+PAGE = 250  # objects in a page, at most
 PAGE_BYTES = 4 << 20  # a heavier page of several objects is asked for again, smaller
 
 # --- What is kept of the lists ---
@@ -1808,6 +1812,7 @@ def split_page(body: bytes) -> tuple[bytes, str]:
 
 
 def parse(body: bytes) -> Any:
+    """The JSON of a response; raises RecursionError, too, if it is nested too deeply."""
     try:
         return json.loads(body)
     except ValueError:
@@ -1928,7 +1933,7 @@ class Api:
                 what = f"one of the {listing.resource.name} in {scope(namespace)}"
                 log.warning("%s is nested too deeply, and is skipped", what)
                 objects = []
-            pages[digest] = objects  # in order; two equal pages could only be empty
+            pages[digest] = objects  # in order; pages of equal digest can only be empty ones
             token = following
             if not token:
                 return pages
@@ -2066,10 +2071,10 @@ def timestamp(precision: str = "seconds") -> str:
 
 # Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
 # passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
-# needs. What came of it is returned as an Outcome, which the loop keeps, with the same Retries each
-# time. Events are sent by a thread of their own, which outlives passes. All that threads share is
-# the Api: there, a request notes when it has ended, and a delete if it got no answer. So there are
-# no locks.
+# needs. What came of it is returned as an Outcome, which the loop keeps; all Outcomes of a Milvus
+# share one Retries. Events are sent by a thread of their own, which outlives passes. All that
+# threads share is the Api: there, a request notes when it has ended, and a delete if it got no
+# answer. So there are no locks.
 
 
 class Change(NamedTuple):
@@ -2104,7 +2109,7 @@ class Outcome(NamedTuple):
 
 # Seconds by which others go first: see `Visit.turn`.
 BEHIND = 30
-LAST = 60
+FAR_BEHIND = 60
 
 
 @dataclass
@@ -2148,7 +2153,7 @@ class Visit:
         have failed. The first status of a new one may wait half a minute for the pods of others."""
         came = min(self.last.due, now)
         if self.last.state == FAILED:
-            return came + LAST
+            return came + FAR_BEHIND
         is_new = not conditions_of(self.milvus) and not self.last.has_more
         # What was visited lacks only its first status, which waits for BEHIND seconds, not for ever
         # (test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before_both).
@@ -2318,7 +2323,7 @@ class Visit:
             return True
         if self.retries.waits(STATUS, now):
             return False
-        if not self.retries.tries_once:  # only a list proves it: a proxy may have responded
+        if not self.retries.tries_once:  # the next list must prove it: a proxy may have responded
             self.come_back(now)
         try:
             self.api.write_status(self.milvus, status)
@@ -2333,7 +2338,7 @@ class Visit:
                 self.retries.failed(STATUS, now, error.why, most=error.most_delay)
             return False
         self.retries.succeeded(STATUS, now)
-        # After `say_changes`, so it is only counted for the line about the pass.
+        # `say_changes` has run, so this appears only in the count of the pass.
         self.made[Change("Updated", "status")].append(name_of(self.milvus))
         return True
 
@@ -2403,6 +2408,7 @@ class Visit:
         taken = self.api.find(self.api.pods, obj)
         if not taken:
             return error
+        # REFUSED even if it resolves itself, so that it backs off.
         return ApiError(why_name_is_taken(self.milvus, taken), Failure.REFUSED, error.code)
 
     def claim(self, action: Action) -> None:
@@ -2439,8 +2445,8 @@ class Visit:
         self.note("Expanding", "claim", action.obj, action.because)
 
     def require_current(self) -> None:
-        """Read the Milvus, and raise an error if it has changed since it was listed. Once that is
-        so, it is not read again in this visit."""
+        """Read the Milvus, and raise an error if it has changed since it was listed. Once changed,
+        it is not read again in this visit."""
         if not self.has_changed:
             keys = ("uid", "generation")  # a deletion raises the generation, too
             listed = pick(self.milvus["metadata"], keys)
@@ -2629,7 +2635,7 @@ class Operator:
                 self.api.must_reload |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
-                if listing.resource != self.api.services:
+                if listing.resource is not self.api.services:
                     return None
                 found.append(None)  # pods and claims go on without
         return Lists(*found)
@@ -2686,9 +2692,9 @@ class Operator:
         return old._replace(retries=retries, state=PROGRESSING, told="", due=due, has_more=True)
 
     def pause(self) -> float:
-        """Seconds from the start of the last pass to the next. They are few after a change, so that
-        a roll waits for its pods, not for passes, and grow with the time since, up to the interval.
-        Below that, they are at least five times what the lists took."""
+        """Seconds from the start of the last pass to the next: an eighth of the time since the last
+        change, so that a roll waits for its pods, not for passes; at least five times what the
+        lists took; at most the interval."""
         if self.list_delay:
             return self.list_delay * random.uniform(0.5, 1)
         quiet = self.api.clock() - self.api.changed
@@ -2823,8 +2829,8 @@ def first_context(file: str) -> str | None:
 
 
 class Client(ApiClient):
-    """The official client, without what would harm the operator. That relies on insides of the
-    library, of the versions in requirements.txt. Most is tested by tests/test_credentials.py,
+    """The official client, without what would harm the operator. This class relies on internals of
+    the library versions in requirements.txt. Most is tested by tests/test_credentials.py,
     test_proxies.py and test_outages.py, which `make matrix` runs with the oldest and the newest."""
 
     def __init__(self, configuration: Configuration) -> None:
@@ -2844,7 +2850,9 @@ class Client(ApiClient):
         self.renew()
 
     def use_proxy(self, configuration: Configuration) -> None:
-        """As kubectl: a password in the URL is sent to the proxy, which the client would not do."""
+        """As kubectl: a password in the URL is sent to the proxy, and the scheme may be missing."""
+        if configuration.proxy and "://" not in configuration.proxy:  # as in HTTPS_PROXY=proxy:3128
+            configuration.proxy = f"http://{configuration.proxy}"
         proxy = urllib3.util.parse_url(configuration.proxy or "")
         if proxy.auth:
             auth = urllib.parse.unquote(proxy.auth)
@@ -2872,7 +2880,7 @@ class Client(ApiClient):
                 self.hook(configuration)
         except (ConfigException, OSError) as error:
             raise Unusable(without_secrets(str(error))) from None
-        configuration.refresh_api_key_hook = None  # the hook has set it again
+        configuration.refresh_api_key_hook = None  # again, because the hook sets itself anew
         # A token's file ends with a newline, which no header may contain.
         tokens = configuration.api_key.items()
         configuration.api_key = {key: token.strip() for key, token in tokens}
@@ -3035,7 +3043,7 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
 @click.option(
-    "--interval", default=5.0, callback=check_seconds, help="Seconds from one pass to the next."
+    "--interval", default=5.0, callback=check_seconds, help="Seconds between passes at rest."
 )
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")

@@ -31,7 +31,11 @@ def lists(file: str) -> bool:
 
 @pytest.mark.parametrize(
     ("login", "written"),
-    [("me:HUNTER2", "me:HUNTER2"), ("a b:HUNTER2@/:%", "a%20b:HUNTER2%40%2F%3A%25")],
+    [
+        ("me:HUNTER2", "http://me:HUNTER2"),
+        ("a b:HUNTER2@/:%", "http://a%20b:HUNTER2%40%2F%3A%25"),
+        ("me:HUNTER2", "me:HUNTER2"),
+    ],
 )
 def test_a_password_in_the_url_is_sent_to_the_proxy(
     api: Api, tmp_path: Path, login: str, written: str
@@ -39,7 +43,7 @@ def test_a_password_in_the_url_is_sent_to_the_proxy(
     api.world.add(milvus("x", replicas=0))
     with closing(api):
         proxy = HttpProxy(api.url, login)
-        url = f"http://{written}@127.0.0.1:{proxy.server_port}"
+        url = f"{written}@127.0.0.1:{proxy.server_port}"
         file = write_kubeconfig(tmp_path / "a", "http://api.example", proxy_url=url)
         lists(file)  # it can write no status: this proxy only reads
         assert len(proxy.passed) == 4
