@@ -59,6 +59,7 @@ class Run:
         server.when("delete", "pods", self.guard)
         server.when("patch", "pods", self.judge)
         self.quota = 99
+        self.alive = 0.5  # the share of the pods of a dying image that are Ready
 
     def make_pass(self) -> None:
         operator = self.dice.choice(self.idle)
@@ -125,7 +126,7 @@ class Run:
         self.server.run_pods()
         for name, one in self.pods_of_x().items():
             if one["status"]["phase"] == "Running" and not mo.is_ending(one):
-                is_alive = image_of(one) != DIES or self.dice.random() < 0.5
+                is_alive = image_of(one) != DIES or self.dice.random() < self.alive
                 self.server.set_pod(name, ready=is_alive)
 
     def end(self) -> None:
@@ -269,9 +270,10 @@ class Run:
         self.late = {uid: time for uid, time in self.late.items() if time >= now}
 
     def end_trouble(self) -> None:
-        """Requests succeed, strangers and the quota are gone, no claim is being deleted, and who took
-        our label from a pod has given it back: from now on, only the operators act."""
+        """Requests succeed, strangers and the quota are gone, no pod dies, no claim is being deleted,
+        and who took our label from a pod has given it back: from now on, only the operators act."""
         self.server.rules.clear()
+        self.alive = 1
         names = self.world.pods()
         strangers = [name for name in names if image_of(self.pod(name)) == OTHERS_IMAGE]
         claims = self.claims()
