@@ -241,8 +241,8 @@ def is_ready(pod: Obj) -> bool:
 
 def may_serve(pod: Obj) -> bool:
     """Whether it is Ready, or looks unready only because its node fell silent: then the node
-    controller sets the condition to False, and leaves the containers ready. So does a kubelet that
-    waits for a readiness gate, with a reason; such a pod serves nobody."""
+    controller sets the condition to False, and leaves the containers ready. A kubelet that waits
+    for a readiness gate does the same, but gives a reason: such a pod serves nobody."""
     if is_over(pod):
         return False
     if is_ready(pod):
@@ -705,7 +705,8 @@ NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.addr
 SETTINGS_PATHS = {
     "/milvus",
     CONFIGS,
-    *(f"{CONFIGS}/{name}" for name in ("milvus.yaml", DEFAULT_FILE, USER_FILE)),  # not etcd.yaml
+    # etcd.yaml may be the user's own: see docs/configuration.md.
+    *(f"{CONFIGS}/{name}" for name in ("milvus.yaml", DEFAULT_FILE, USER_FILE)),
 }
 END_WITH_POD = {"emptyDir", "ephemeral", "csi"}  # sources of volumes
 
@@ -889,7 +890,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
         one, two = places.get(part), places.get(other)
         if one and two and one.ends_with_pod and not two.ends_with_pod:
             text = f"the {part} would be deleted with the pod, but the {other} would not"
-            advice = f"set {elsewhere} if you have one already; if all is new, set spec.storage"
+            advice = f"set {elsewhere} if you have that already; if all is new, set spec.storage"
             raise Invalid(f"{text}, and neither is of use without the other: {advice}")
 
 
@@ -960,7 +961,7 @@ STATUS: Key = ("status update", None)
 # While this backs off, because a write was not answered, no other action for that Milvus is tried:
 # each of its pods would time out, one after another.
 ANSWER: Key = ("answer", None)
-RefusedKeys = Set[Key]  # of what the API server has refused, and still backs off
+RefusedKeys = Set[Key]  # of refused writes whose delay has not ended
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "its template has changed"
@@ -984,8 +985,8 @@ class ReadyState(NamedTuple):
 class Action(NamedTuple):
     """Something to do; the verbs are methods of `Visit`. Three of them delete a pod: `delete`,
     because it is surplus; `restart`, because it has ended; `replace`, because its template is
-    outdated. A later pass creates what is missing then. `verify` changes nothing: it fails if the
-    claim of a pod is gone."""
+    outdated. A later pass creates what is missing then. `verify` and `await_claim` change nothing:
+    they fail if the claim of a pod is gone, or is still there."""
 
     verb: str
     ordinal: int  # or SERVICE
@@ -1008,7 +1009,7 @@ class Observed:
     time: float  # when the pods were listed, in seconds of the loop's clock
     maybe_deleted: Set[int] = frozenset()  # whose delete got no answer: it may still take effect
     spec: Spec = Spec()
-    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when each state was
+    first_seen: Mapping[ReadyState, float] = field(default_factory=dict)  # when each was first seen
 
     @cached_property
     def mine(self) -> Objs:
@@ -1094,8 +1095,8 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
     text = f"claim {name} is {state}, and no pod is running with it"
-    # What is in the way of a new pod: a Lost claim itself; otherwise the old pod, which holds a
-    # Terminating claim, or waits for one that is gone.
+    # What to delete: a Lost claim; otherwise the old pod, which holds a Terminating claim, or waits
+    # for one that is gone.
     holder = "claim" if state == "Lost" else "pod"
     advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
     # As Milvus does with an empty etcd: see `refuse_dangers`.
@@ -1128,22 +1129,23 @@ def tidy(seen: Observed) -> Iterator[Action]:
         elif ordinal not in seen.mine:
             continue  # a stranger: see `complete`
         elif ordinal >= spec.replicas:
-            claims = "; their claims stay" if spec.storage else ""  # said once for all pods
+            claims = "; their claims stay" if spec.storage else ""  # of all pods: see `Change`
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
         elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
 
 def complete(seen: Observed) -> Iterator[Action]:
-    """Create the pods that are missing; then the claims of those that have none."""
+    """Create the pods that are missing, once their old claims are gone; then the claims of those
+    that have none."""
     milvus, spec = seen.milvus, seen.spec
-    # A stranger, somebody else's pod with our name, counts as missing on purpose: the create fails,
-    # and tells whose the pod is.
+    # Not a stranger, somebody else's pod with our name: that create fails, and tells whose the pod
+    # is.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    not_missing = {*seen.mine, *taken, *seen.blocked}
     for ordinal in range(spec.replicas):
-        if ordinal not in not_missing:
-            yield Action("create", ordinal, only_named(milvus, pod_name(milvus, ordinal)))
+        if ordinal not in seen.mine and ordinal not in taken:
+            verb = "await_claim" if ordinal in seen.blocked else "create"
+            yield Action(verb, ordinal, only_named(milvus, pod_name(milvus, ordinal)))
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
@@ -1240,8 +1242,8 @@ def ready_state_of(pod: Obj) -> ReadyState:
 
 def age_of(state: ReadyState, now: datetime) -> float:
     """For how many seconds a pod has been Ready, by the clocks of its kubelet and of this host; if
-    nobody says since when, it always has. 0 if it is not Ready: its condition does not say since
-    when its containers are as they are."""
+    no time is given, for ever. If it is not Ready, 0: the time of its condition says nothing about
+    its containers."""
     if state.status != "True":
         return 0
     since = datetime.fromisoformat(state.since) if state.since else datetime.min.replace(tzinfo=UTC)
@@ -1347,8 +1349,7 @@ def readiness(seen: Observed, problems: Problems) -> Why:
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
     """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
     spec = seen.spec
-    # Once any wait has lasted, the first problem is told, whatever it is: the message stays the
-    # same.
+    # Once any wait has lasted, fresh ones are told, too: else the message would jump between pods.
     for _, problem in sorted(problems.items()):
         if problem.reason != WAITING or WAITING in lasting:
             return problem
@@ -1478,12 +1479,12 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 # The life of a write, in which a visit tries to do something about one pod or claim, or the status.
 #
 #   what comes of it             what is remembered        what later passes do
-#   done                         nothing; of a verb that   it, if it is due again; if PACED, after
-#                                is PACED, when            10 s, 20 s, 40 s, then a minute; a create
+#   done                         when, if the verb is      it, if it is due again; if PACED, after
+#                                PACED; else nothing       10 s, 20 s, 40 s, then a minute; a create
 #                                                          after 1 s, 2 s, 4 s, 8 s, then 10 s
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
-#   LOST: there was no answer,   the problem, also under   it again, after all others
+#   LOST: there was no answer,   the problem, also under   it again, after what has not failed
 #   or "later" (429)             ANSWER
 #     and it was a delete        also the pod's UID, in    a roll waits for a minute, even after a
 #                                `Api.unanswered`          new spec: the delete may take effect
@@ -1592,6 +1593,11 @@ class Retries:
             if self.tries_once or now >= last.since + LASTING
         }
 
+    def failed_at(self, key: Key) -> float:
+        """When the last try failed; -inf: it did not."""
+        last = self.tries.get(key)
+        return last.tried if last and last.problem else -inf
+
     def has_failed(self, key: Key) -> bool:
         """Whether the last try failed, in a way that does not resolve itself."""
         problem = self.tries[key].problem if key in self.tries else None
@@ -1611,7 +1617,8 @@ class Retries:
 
 def by_gvr(api: ApiClient, group: str, version: str, kind: str, name: str, **more: Any) -> Resource:
     """A resource of the dynamic client, without its discovery requests and its cache file."""
-    client = DynamicClient(api, discoverer=lambda client, cache_file: None)  # it only keeps that
+    # The client only stores its discoverer.
+    client = DynamicClient(api, discoverer=lambda client, cache_file: None)
     prefix = "apis" if group else "api"
     return Resource(prefix, group, version, kind, name=name, namespaced=True, client=client, **more)
 
@@ -1975,8 +1982,8 @@ class Api:
         # An action may have made requests already, so `may_act` is asked once more. A status or an
         # event harms nobody if the lists are old; a delete has preconditions, or follows a fresh
         # look.
-        is_decision = verb != "delete" and resource in (self.pods, self.claims, self.services)
-        if self.stopping.is_set() or (is_decision and not self.may_act()):
+        wants_new_lists = verb != "delete" and resource in (self.pods, self.claims, self.services)
+        if self.stopping.is_set() or (wants_new_lists and not self.may_act()):
             raise stale("there is no time left in this pass")
         if self.dry_run:
             options["dry_run"] = "All"
@@ -2139,6 +2146,7 @@ class Visit:
 
     @property
     def is_due(self) -> bool:
+        """Whether this visit is due; once it is over, whether the next one is."""
         return self.outcome.due <= self.api.clock()
 
     @property
@@ -2155,7 +2163,8 @@ class Visit:
         if self.last.state == FAILED:
             return came + FAR_BEHIND
         is_new = not conditions_of(self.milvus) and not self.last.has_more
-        # What was visited lacks only its first status, which waits for BEHIND seconds, not for ever
+        # What was visited lacks only its first status. That goes behind; BEHIND seconds later, it
+        # counts by its whole wait: else all later pods would pass it
         # (test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before_both).
         has_waited = bool(self.last.versions) and now >= came + BEHIND
         return came + BEHIND if is_new and not has_waited else came
@@ -2171,7 +2180,8 @@ class Visit:
             text = unexpected(error)
             if text != self.last.told:
                 self.log(logging.ERROR, text)
-            self.say_changes()
+            if not self.events:  # else they have been said
+                self.say_changes()
             self.due = self.began + LONGEST_DELAY
             return self.new_outcome(FAILED, text, owes_status=True)
         finally:
@@ -2250,9 +2260,10 @@ class Visit:
         return {action.key for action in actions} | turns | {STATUS, ANSWER}
 
     def carry_out(self, actions: list[Action], now: float) -> None:
-        """Do these, and last those that failed before: one that hangs must not hold up others."""
+        """Do these; those that have failed come last, what failed longest ago first: one that
+        hangs, or is throttled, must not hold up others."""
         failing = set[str]()  # verbs that would fail for each pod, such as create by a quota
-        for action in sorted(actions, key=lambda action: self.retries.has_failed(action.key)):
+        for action in sorted(actions, key=lambda action: self.retries.failed_at(action.key)):
             if action.verb in failing or self.retries.waits(action.key, now):
                 continue
             if not self.api.may_act():
@@ -2408,8 +2419,12 @@ class Visit:
         taken = self.api.find(self.api.pods, obj)
         if not taken:
             return error
-        # REFUSED even if it resolves itself, so that it backs off.
+        # REFUSED even if it resolves itself: with --once, a Conflict would be tried in each pass.
         return ApiError(why_name_is_taken(self.milvus, taken), Failure.REFUSED, error.code)
+
+    def await_claim(self, action: Action) -> None:
+        """Fail while a claim keeps its pod from being created, so that a long wait is told."""
+        raise ApiError(self.seen.blocked[action.ordinal], Failure.REFUSED)
 
     def claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.seen.spec, action.ordinal)

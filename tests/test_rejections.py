@@ -128,6 +128,23 @@ def test_what_always_hangs_holds_up_nothing_else_of_its_milvus() -> None:
     assert world.server.objects["pods", "test", "x-3"]["status"]["phase"] == "Pending"
 
 
+def test_what_is_always_throttled_holds_up_nothing_else_of_its_milvus() -> None:
+    world = World(milvus(replicas=4))
+    world.server.reject("create", "pods", 429, "too many", "TooManyRequests", name="x-0")
+    world.run(30)
+    assert world.pods() == ["x-1", "x-2", "x-3"]
+
+
+def test_of_two_that_hung_the_one_that_recovers_is_not_held_up_by_the_other() -> None:
+    world = World(milvus(replicas=2))
+    rules = [world.hang("create", "pods", name=f"x-{ordinal}") for ordinal in range(2)]
+    world.run(60)
+    assert world.pods() == []
+    rules[1].times = 0
+    world.run(180)
+    assert world.pods() == ["x-1"]
+
+
 def test_a_status_that_always_hangs_keeps_no_pod_down() -> None:
     world = at_rest(milvus())
     world.hang("patch", "milvuses/status")
