@@ -1,4 +1,5 @@
-# `make` lists the targets. Only Python 3.11 or later must be there already; for `demo` and `test`, Linux; for a cluster, kubectl.
+# `make` lists the targets. Only Python 3.11 or later must already be installed; `demo` and `test` need Linux, and what
+# works on a cluster needs kubectl.
 KUBECTL ?= kubectl
 # WAIT=no ends the demo after the tour.
 WAIT ?= auto

@@ -890,8 +890,9 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
         one, two = places.get(part), places.get(other)
         if one and two and one.ends_with_pod and not two.ends_with_pod:
             text = f"the {part} would be deleted with the pod, but the {other} would not"
-            advice = f"set {elsewhere} if you have that already; if all is new, set spec.storage"
-            raise Invalid(f"{text}, and neither is of use without the other: {advice}")
+            advice = f"set {elsewhere} if you already have such a service"
+            text += ", and neither is of use without the other"
+            raise Invalid(f"{text}: {advice}; if all is new, set spec.storage")
 
 
 def refuse_overrides(pod: Obj) -> None:
@@ -1139,8 +1140,8 @@ def complete(seen: Observed) -> Iterator[Action]:
     """Create the pods that are missing, once their old claims are gone; then the claims of those
     that have none."""
     milvus, spec = seen.milvus, seen.spec
-    # Not a stranger, somebody else's pod with our name: that create fails, and tells whose the pod
-    # is.
+    # Without strangers, somebody else's pods with our names: their create fails, and tells whose
+    # they are.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
     for ordinal in range(spec.replicas):
         if ordinal not in seen.mine and ordinal not in taken:
@@ -1246,8 +1247,9 @@ def age_of(state: ReadyState, now: datetime) -> float:
     its containers."""
     if state.status != "True":
         return 0
-    since = datetime.fromisoformat(state.since) if state.since else datetime.min.replace(tzinfo=UTC)
-    return max(0, (now - since).total_seconds())
+    if not state.since:
+        return inf
+    return max(0, (now - datetime.fromisoformat(state.since)).total_seconds())
 
 
 def seconds_in_state(pod: Obj, seen: Observed) -> float:

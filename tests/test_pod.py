@@ -408,7 +408,8 @@ UNSAFE = {
     "settings: {etcd.endpoints: [a, b]}": "the vectors would be deleted with the pod, but the etcd",
     f"{{{NFS}, mounts: [{{name: mine, mountPath: /var/lib/milvus/data}}]}}": (
         "the etcd would be deleted with the pod, but the vectors would not, and neither is of use "
-        "without the other: set etcd.endpoints if you have that already; if all is new, set spec.storage"
+        "without the other: set etcd.endpoints if you already have such a service; if all is new, "
+        "set spec.storage"
     ),
     "{volumes: [{name: data, persistentVolumeClaim: {claimName: old}}, {name: tmp, emptyDir: {}}], "
     "mounts: [{name: tmp, mountPath: /var/lib/milvus/data}]}": "the vectors would be deleted",
