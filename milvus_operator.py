@@ -782,7 +782,7 @@ def why_unreadable(event: Any, text: str) -> str:
     ignores all of its configuration files. It could read aliases, but those can take gigabytes."""
     written = text[event.start_mark.index : event.end_mark.index]
     is_alias = isinstance(event, yaml.AliasEvent)
-    if is_alias or getattr(event, "tag", None) or getattr(event, "version", None):
+    if is_alias or any(getattr(event, name, None) for name in ("tag", "tags", "version")):
         return "aliases, tags and directives are not allowed: write plain values instead"
     if isinstance(event, yaml.ScalarEvent):
         # A `\/` after an even number of backslashes.
@@ -811,12 +811,16 @@ def settings_of(tree: Any) -> dict[str, Scalars]:
 
 
 def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
-    """Each setting of a mapping: its dotted name, its scalars, the mark of its key. Raises
-    Invalid."""
+    """Each setting of a mapping: its dotted name, its scalars, the mark of its key. Raises Invalid:
+    also if a section is there twice, because Milvus drops the first."""
+    lines: dict[str, int] = {}  # of each key
     for key, value in tree.value:
         mark = key.start_mark
         if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
             raise invalid_at(mark, "a key must be the name of a setting, and not <<")
+        if key.value in lines:
+            raise invalid_at(mark, f"it repeats the key of line {lines[key.value]}")
+        lines[key.value] = mark.line + 1
         name = prefix + key.value
         if isinstance(value, yaml.MappingNode):
             yield from flatten(value, f"{name}.")

@@ -194,12 +194,15 @@ def test_no_text_that_is_accepted_makes_milvus_drop_its_files(
     for text in ODD:
         found = read_by(program, tmp_path, {"milvusSpec": text}, ["mq.type"], [])
         assert found["settings"]["mq.type"] == "rocksmq", text
-    (tmp_path / "user.yaml").write_text("a: !!int abc")
-    lost = subprocess.run(
-        [program],
-        env={"HOME": str(tmp_path), "MILVUSCONF": str(tmp_path)},
-        input=json.dumps({"settings": ["mq.type"], "groups": [], "etcd": False}),
-        capture_output=True,
-        text=True,
-    )
-    assert '"mq.type":"rocksmq"' not in lost.stdout, "this test would see it"
+
+    def read_anyway(text: str) -> str:
+        (tmp_path / "user.yaml").write_text(text)
+        env = {"HOME": str(tmp_path), "MILVUSCONF": str(tmp_path)}
+        asked = json.dumps({"settings": ["mq.type"], "groups": [], "etcd": False})
+        done = subprocess.run([program], env=env, input=asked, capture_output=True, text=True)
+        return done.stdout
+
+    assert '"mq.type":"rocksmq"' not in read_anyway("a: !!int abc"), "this test would see it"
+    assert '"mq.type":"kafka"' in read_anyway("mq: {type: kafka}")
+    twice = "mq: {type: kafka}\nmq: {other: 1}"  # which the operator refuses
+    assert '"mq.type":"rocksmq"' in read_anyway(twice), "the first section is gone"
