@@ -74,7 +74,7 @@ from prometheus_client.registry import Collector
 __version__ = "0.1.0"
 
 # A Kubernetes object or a part of one, as in its JSON. A listed object keeps only some of its keys;
-# a Milvus or a claim has `spec_text` in place of `spec`: see `slim_with_spec`.
+# a Milvus has `written_spec` in place of `spec`, and a claim has `size`: see `slim`.
 Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
@@ -714,9 +714,9 @@ END_WITH_POD = {"emptyDir", "ephemeral", "csi"}  # sources of volumes
 def spec_of(milvus: Obj) -> Spec:
     """Read the spec of a Milvus. Raises Invalid; or anything else, because an older CRD does not
     check types."""
-    if "spec_text" not in milvus:
+    if "written_spec" not in milvus:
         raise Invalid(f"the spec is missing, nested too deeply, or over {MAX_SPEC >> 10} KiB long")
-    fields = json.loads(milvus["spec_text"])
+    fields = json.loads(milvus["written_spec"])
     text = fields.get("milvusSpec") or ""
     tree = tree_of(text)
     is_mapping = tree is None or isinstance(tree, yaml.MappingNode)
@@ -1171,8 +1171,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     """Whether a claim requests less than this, and is Bound: before that, it cannot be changed."""
     if is_ending(claim) or phase_of(claim) != "Bound":
         return False
-    size = json.loads(claim["spec_text"])["resources"]["requests"]["storage"]
-    return parse_quantity(size) < parse_quantity(spec.storage["size"])
+    return parse_quantity(claim["size"]) < parse_quantity(spec.storage["size"])
 
 
 # Of two rows that fit, the last counts.
@@ -1799,16 +1798,23 @@ def slim_pod(pod: Obj) -> Obj:
     return slimmed | {"status": slimmed["status"] | containers}
 
 
-def slim_with_spec(obj: Obj) -> Obj:
-    """What is kept of a Milvus or a claim, with its spec as JSON text: as parsed dicts, some specs
-    would take thirty times the memory. A spec that is too large, or nested too deeply to be written
-    again, is left out."""
-    slimmed = slim(obj)
-    if "spec" in obj:
+def slim_claim(claim: Obj) -> Obj:
+    """What is kept of a claim: of its spec, the size."""
+    return slim(claim) | {"size": claim["spec"]["resources"]["requests"]["storage"]}
+
+
+def slim_milvus(milvus: Obj) -> Obj:
+    """What is kept of a Milvus, with its spec as JSON: as parsed dicts, some specs would take
+    thirty times the memory. A spec that is too large, or nested too deeply to be written again, is
+    left out."""
+    slimmed = slim(milvus)
+    if "spec" in milvus:
         with suppress(RecursionError):
-            text = json.dumps(obj["spec"], ensure_ascii=False)
-            if len(text.encode(errors="replace")) <= MAX_SPEC:
-                slimmed["spec_text"] = text
+            text = json.dumps(milvus["spec"], ensure_ascii=False)
+            # Not the text: with one emoji in it, each of its characters takes four bytes.
+            written = text.encode(errors="surrogatepass")
+            if len(written) <= MAX_SPEC:
+                slimmed["written_spec"] = written
     return slimmed
 
 
@@ -1874,9 +1880,9 @@ class Api:
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
         self.listings = (
             Listing(self.pods, MILVUS_LABEL, slim_pod),
-            Listing(self.claims, MILVUS_LABEL, slim_with_spec),
+            Listing(self.claims, MILVUS_LABEL, slim_claim),
             Listing(self.services, MILVUS_LABEL, slim),
-            Listing(self.milvuses, "", slim_with_spec),
+            Listing(self.milvuses, "", slim_milvus),
         )
 
     def log_in(self) -> None:

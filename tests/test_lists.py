@@ -119,6 +119,18 @@ def test_specs_of_more_than_128_kib_are_invalid_and_take_bounded_memory() -> Non
     assert world.reason("fits") == "Reconciled"
 
 
+def test_a_spec_takes_no_more_memory_for_one_character_that_is_not_ascii() -> None:
+    """Python keeps each character of such a text in four bytes."""
+    world = World()
+    many = [milvus(f"m{number}", replicas=0, milvusSpec="MARK") for number in range(100)]
+    for one in many:
+        world.add(one)
+    items = [json.dumps(one).encode() for one in world.server.all_of("milvuses")]
+    text = f'"# {"x" * 120_000}😀"'.encode()
+    assert 10 < memory_of_lists(world, "milvuses", items, text).kept < 20
+    assert world.warnings == []
+
+
 def test_of_labels_and_annotations_only_what_is_read_is_kept() -> None:
     """A thousand pods with 200 KB of each."""
     world = World(milvus("x", replicas=0))

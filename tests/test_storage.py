@@ -401,6 +401,16 @@ def test_claims_that_change_grow_in_a_later_pass_and_those_without_our_label_nev
     assert world.warnings == []
 
 
+def test_a_claim_with_a_very_long_spec_grows_as_any_other() -> None:
+    """One that a user made for a volume that is chosen by its labels."""
+    world = bound(1)
+    selector = {"matchLabels": {f"a{number}": "b" * 60 for number in range(3000)}}
+    world.server.ask("patch", CLAIMS, "data-x-0", {"spec": {"selector": selector}})
+    grow(world)
+    world.passes(3)
+    assert sizes(world) == "20Gi"
+
+
 def test_a_class_that_does_not_allow_it_is_told_backs_off_and_stops_nothing_else() -> None:
     words = 'persistentvolumeclaims "data-x-0" is forbidden: the storageclass must support resize'
     world = bound(3)

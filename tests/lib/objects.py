@@ -35,7 +35,7 @@ def milvus(replicas: Any = 3, name: str = "x", image: Any = "milvus:1", **spec: 
         "metadata": new_metadata(name) | {"generation": 1},
         "spec": {"image": image, "replicas": replicas} | spec,
     }
-    return mo.slim_with_spec(found)
+    return mo.slim_milvus(found)
 
 
 # --- As in the loop ---
@@ -148,4 +148,4 @@ def claim(name: str, size: str = "1Gi", phase: str = "Bound") -> Obj:
         "spec": {"resources": {"requests": {"storage": size}}},
         "status": {"phase": phase},
     }
-    return mo.slim_with_spec(found)
+    return mo.slim_claim(found)
