@@ -2457,8 +2457,9 @@ class Visit:
         self.note(CREATED, kind, obj)
 
     def adopt(self, action: Action) -> None:
-        """Set the owner of an orphan. That is safe: its Milvus was listed after the pod, and is not
-        being deleted."""
+        """Set the owner of an orphan, after a fresh look whether it is there: the garbage collector
+        deletes the pods of a Milvus that is gone."""
+        self.require_current()
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]
         self.api.patch(self.api.pods, action.obj, {"metadata": metadata})

@@ -185,6 +185,15 @@ def test_an_orphan_is_not_adopted_for_a_milvus_that_is_being_deleted() -> None:
     assert world.writes() == []
 
 
+def test_an_orphan_is_not_adopted_for_a_milvus_that_is_gone_since_it_was_listed() -> None:
+    """The garbage collector would delete the pod, and with an emptyDir its data."""
+    world = World(milvus())
+    orphan = world.add(pod("x-0", labels=LABELS))
+    world.server.when("get", "milvuses", lambda _: world.remove("milvuses", "x"), times=1)
+    world.passes(3)
+    assert world.server.all_of("pods") == [orphan]
+
+
 def test_an_orphan_that_changes_before_it_is_adopted_is_looked_at_anew() -> None:
     world = World(milvus())
     world.add(pod("x-0", labels=LABELS))
