@@ -990,8 +990,8 @@ class ReadyState(NamedTuple):
 class Action(NamedTuple):
     """Something to do; the verbs are methods of `Visit`. Three of them delete a pod: `delete`,
     because it is surplus; `restart`, because it has ended; `replace`, because its template is
-    outdated. A later pass creates what is missing then. `verify` and `await_claim` change nothing:
-    they fail if the claim of a pod is gone, or is still there."""
+    outdated. A later pass creates what is missing then. `require_claim` and `await_claim` change
+    nothing: they fail if the claim of a pod is gone, or is still there."""
 
     verb: str
     ordinal: int  # or SERVICE
@@ -1156,7 +1156,7 @@ def complete(seen: Observed) -> Iterator[Action]:
         if spec.storage and is_there and ordinal not in seen.claims:
             # One that has begun had a claim, with data in it: perhaps that only lacks our label.
             if has_begun(pod):
-                yield Action("verify", ordinal, pod)
+                yield Action("require_claim", ordinal, pod)
             else:
                 yield Action("claim", ordinal, only_named(milvus, claim_name(milvus, ordinal)))
 
@@ -1230,7 +1230,7 @@ def is_waited_for(ordinal: int, seen: Observed, refused: RefusedKeys) -> bool:
     if ordinal >= seen.spec.replicas:
         return may_serve(pod) and ("delete", ordinal) not in refused
     if not is_outdated(pod, seen.spec):
-        return not is_ready(pod) or is_too_fresh(pod, seen)
+        return not is_ready(pod) or seconds_in_state(pod, seen) < seen.spec.min_ready
     if ordinal in seen.blocked and not is_ending(pod):
         return may_serve(pod) and not is_ready(pod)
     if is_broken(pod, seen):
@@ -1259,11 +1259,6 @@ def seconds_in_state(pod: Obj, seen: Observed) -> float:
     """For how long a pod has been Ready, or not Ready. A state that is not in `first_seen`, as
     after the fresh look in `Visit.replace`, counts as 0 seconds."""
     return seen.time - seen.first_seen.get(ready_state_of(pod), seen.time)
-
-
-def is_too_fresh(pod: Obj, seen: Observed) -> bool:
-    """Whether a Ready pod has been so for less than minReadySeconds."""
-    return seconds_in_state(pod, seen) < seen.spec.min_ready
 
 
 PROBING = 60  # seconds for which a pod that is not Ready, but runs, does not count as broken
@@ -1525,7 +1520,7 @@ class Retries:
 
     # What may have to be done for ever, as when something deletes each new pod. Not `delete`: what
     # is surplus again must not wait.
-    PACED = ("create", "restart", "replace", "adopt", "claim", "verify", "expose", "grow")
+    PACED = ("create", "restart", "replace", "adopt", "claim", "require_claim", "expose", "grow")
 
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
@@ -2509,10 +2504,6 @@ class Visit:
             if must_roll_wait(fresh, self.retries.refused(self.began)):
                 raise stale("another pod is not available any more")
         self.remove(action)
-
-    def verify(self, action: Action) -> None:
-        """Look whether a pod that has run still has its claim."""
-        self.require_claim(action)
 
     def require_claim(self, action: Action) -> None:
         """Raise an error if the claim of a pod is not there, or will not stay: then only this pod

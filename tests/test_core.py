@@ -91,10 +91,10 @@ def ending(name: str) -> Obj:
 def test_a_pod_without_a_claim_gets_one_unless_it_ends_or_has_ended() -> None:
     there = pods("x-0, x-1 starting, x-2 failed, x-3 ending, x-4 old")
     actions = decided(milvus(5, storage=STORED), there, [claim("data-x-4", "2Gi")])
-    found = [action.key for action in actions if action.verb in ("claim", "verify")]
+    found = [action.key for action in actions if action.verb in ("claim", "require_claim")]
     # One that has run had a claim: it is looked for, and never made anew.
-    assert found == [("verify", 0), ("claim", 1)]
-    assert not {"claim", "verify"} & {action.verb for action in decided(milvus(5), there)}
+    assert found == [("require_claim", 0), ("claim", 1)]
+    assert not {"claim", "require_claim"} & {action.verb for action in decided(milvus(5), there)}
 
 
 def test_while_its_claim_is_being_deleted_a_pod_is_neither_created_nor_replaced() -> None:

@@ -36,7 +36,7 @@ def test_what_fails_is_tried_after_one_second_then_after_twice_as_long_up_to_one
 
 
 @pytest.mark.parametrize(
-    "verb", ["restart", "replace", "adopt", "claim", "verify", "expose", "grow"]
+    "verb", ["restart", "replace", "adopt", "claim", "require_claim", "expose", "grow"]
 )
 def test_what_may_have_to_be_done_for_ever_is_paced_from_ten_seconds(verb: str) -> None:
     assert delays(mo.Retries(), (verb, 0), 5, None) == [10, 20, 40, 60, 60]
