@@ -107,7 +107,10 @@ TEMPLATE_UNKNOWN = "TemplateUnknown"
 CLAIM_LOST = "ClaimLost"
 CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
-SUCCESSES = {RECONCILED, SPEC_IS_TEXT}
+SERVICE_EXISTS = "ServiceExists"
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+# With these, Reconciled is True: nothing has failed.
+SUCCESSES = {RECONCILED, SPEC_IS_TEXT, SERVICE_EXISTS, NAMESPACE_TERMINATING}
 WAITING = "Waiting"  # for something else; makes Reconciled False only after LASTING seconds
 # Reasons that usually go away by themselves. The condition Ready names the first pod that has
 # another reason; if there is none, the first one that is not ready.
@@ -1277,18 +1280,16 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     because a listed one lacks the kind and the name of its owner."""
     name = name_of(pod)
     owner = controller_of(pod)
-    resolves_itself = (
-        is_ending(pod)
-        or is_ours(milvus, pod)  # a new pod: the next pass lists it
-        or is_orphan(milvus, pod)  # the next pass adopts it
-        or is_of_namesake(milvus, owner)  # the garbage collector deletes it
-    )
-    if resolves_itself:
-        text = f"pod {name} is new, is being deleted, or is about to be adopted"
-        advice = (
-            "if it is of an earlier Milvus of this name, the garbage collector deletes it first"
-        )
-        return Why(WAITING, f"{text}; {advice}")
+    # Four that resolve themselves.
+    if is_ending(pod):
+        return Why(WAITING, f"an earlier pod {name} is being deleted")
+    if is_ours(milvus, pod):
+        return Why(WAITING, f"pod {name} was created a moment ago")
+    if is_orphan(milvus, pod):
+        return Why(WAITING, f"pod {name} is about to be adopted")
+    if is_of_namesake(milvus, owner):
+        text = f"pod {name} belongs to an earlier Milvus of this name"
+        return Why(WAITING, f"{text}: the garbage collector deletes it")
     if owns(milvus, pod):
         text = f"pod {name} of this Milvus has lost its label, so the operator does not find it"
         return Why(NAME_CONFLICT, f"{text}: give it the label {selector_of(milvus)}")
@@ -1347,21 +1348,23 @@ def readiness(seen: Observed, problems: Problems) -> Why:
 
 
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
-    """What the Reconciled condition says; of several problems, that of the lowest ordinal."""
+    """What the Reconciled condition says: the first failure, of the lowest ordinal; if nothing has
+    failed, the first of the rest."""
     spec = seen.spec
     # Once any wait has lasted, fresh ones are told, too: else the message would jump between pods.
-    for _, problem in sorted(problems.items()):
-        if problem.reason != WAITING or WAITING in lasting:
-            return problem
+    waits_last = WAITING in lasting
+    found = [why for _, why in sorted(problems.items()) if why.reason != WAITING or waits_last]
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
-            return why_outdated(pod)
+            found.append(why_outdated(pod))
     for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and (why := why_it_cannot_grow(claim)):
-            return why
+            found.append(why)
     if spec.is_text:
-        return Why(SPEC_IS_TEXT, "spec.milvusSpec is not a YAML mapping, so it sets nothing")
-    return Why(RECONCILED, MATCHING)
+        text = "spec.milvusSpec is not a YAML mapping, so it sets nothing"
+        found.append(Why(SPEC_IS_TEXT, text))
+    found.append(Why(RECONCILED, MATCHING))
+    return next((why for why in found if why.reason not in SUCCESSES), found[0])
 
 
 def why_outdated(pod: Obj) -> Why:
@@ -1704,8 +1707,8 @@ def rejection(error: ApiException) -> ApiError:
     reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
     if status_reason in ("Conflict", "NotFound", "AlreadyExists"):
         failure, reason = Failure.STALE, WAITING
-    elif "NamespaceTerminating" in causes:
-        reason = WAITING
+    elif NAMESPACE_TERMINATING in causes:
+        reason = NAMESPACE_TERMINATING
     elif code == 429:  # it asks to come later
         failure, reason = Failure.LOST, WAITING
     elif code >= 500 and status_reason != "InternalError":
@@ -2438,18 +2441,25 @@ class Visit:
         self.create_unless_there(self.api.claims, "claim", claim)
 
     def expose(self, action: Action) -> None:
-        self.create_unless_there(self.api.services, "service", new_service(self.milvus))
+        service = new_service(self.milvus)
+        if not self.create_unless_there(self.api.services, "service", service):
+            label = selector_of(self.milvus)
+            text = f"service {name_of(service)} already exists without the label {label}"
+            advice = "check whether it leads to these pods"
+            text += f", so the operator does not touch it: {advice}"
+            raise ApiError(Why(SERVICE_EXISTS, text), Failure.REFUSED)
 
-    def create_unless_there(self, resource: Resource, kind: str, obj: Obj) -> None:
+    def create_unless_there(self, resource: Resource, kind: str, obj: Obj) -> bool:
         """Create an object, unless there is one without our label, which is not listed: somebody
-        else has made it, and it is left as it is."""
+        else has made it, and it is left as it is. Returns whether it was created."""
         try:
             self.api.create(resource, obj)
         except ApiError as error:
             if error.status_reason != "AlreadyExists":
                 raise
-            return
+            return False
         self.note(CREATED, kind, obj)
+        return True
 
     def adopt(self, action: Action) -> None:
         """Set the owner of an orphan, after a fresh look whether it is there: the garbage collector

@@ -111,7 +111,9 @@ def test_a_namespace_that_is_being_deleted_is_no_problem(kube: Kube, operator: m
     kube.kubectl("delete", "ns", kube.ns, "--wait=false")
     eventually(lambda: kube.names() == ["x-1"])
     assert operator.run_once()
-    assert kube.condition("Reconciled").get("reason") not in ("Forbidden", "APIError")
+    reconciled = kube.condition("Reconciled")
+    assert (reconciled["status"], reconciled["reason"]) == ("True", "NamespaceTerminating")
+    assert "because it is being terminated" in reconciled["message"]
     kube.patch_pod("x-1", finalizers=None)
 
 

@@ -114,7 +114,10 @@ INVALID = {
     ],
     "a list may hold only scalars, not mappings or lists": ["1 a: [{b: c}]", "2 a: 1\nb: [[c]]"],
     # Milvus would take the last one, and drop the other, with all that is below it.
-    "it repeats the key of line 2": ["4 b: 1\na: 1\n\na: 2", "4 a:\n  b: {c: 1}\n  d: 1\n  b: {e: 1}"],
+    "it repeats the key of line 2": [
+        "4 b: 1\na: 1\n\na: 2",
+        "4 a:\n  b: {c: 1}\n  d: 1\n  b: {e: 1}",
+    ],
     "it repeats the key of line 1": ["2 a: {b: 1}\n'a': {c: 1}", "3 a:\nb: 1\na: {}"],
     "it sets the same setting as line 2": ["3 c: 1\na.b: 1\na: {b: 2}"],
     "it sets the same setting as line 1": ["3 MILVUS_CONF_a_b: a\na:\n  B: b"],

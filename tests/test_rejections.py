@@ -36,6 +36,22 @@ def test_what_fails_waits_ever_longer(code: int, reason: str, why: str) -> None:
     assert world.warnings == ["milvus test/x: not now"]
 
 
+def test_a_namespace_that_ends_for_however_long_is_no_failure() -> None:
+    """A finalizer may hold it for hours."""
+    words = 'pods "x-0" is forbidden: unable to create new content in namespace test'
+    status = Rejected(403, "Forbidden", words).status
+    status["details"] = {"causes": [{"reason": "NamespaceTerminating"}]}
+    world = World(milvus())
+    world.server.when("create", "pods", lambda _: http_response(403, status))
+    world.run(300)
+    assert world.reason() == "NamespaceTerminating"
+    assert world.condition("x", "Reconciled")["status"] == "True"
+    assert world.message() == words
+    assert world.warnings == []
+    assert world.reason(kind="Stalled") == ""
+    assert len(world.times("create", "pods")) < 14, "ever more rarely"
+
+
 def test_a_write_that_times_out_is_told_once_with_what_may_be_the_cause() -> None:
     """The client library quotes the seconds with many digits, which differ each time."""
     world = World(milvus())

@@ -50,11 +50,22 @@ def test_a_service_that_somebody_else_made_is_left_as_it_is() -> None:
     world.passes(100)
     assert services(world) == [before]
     assert world.pods() == ["x-0"]
-    assert world.reason() == "Reconciled"
+    assert world.reason() == "ServiceExists"
+    assert world.condition("x", "Reconciled")["status"] == "True", "nothing has failed"
+    said = (
+        "service x already exists without the label zilliz.com/milvus=x, "
+        "so the operator does not touch it: check whether it leads to these pods"
+    )
+    assert world.message() == said
+    assert world.events().count(f"ServiceExists: {said}") == 1
     assert world.warnings == []
     assert len(world.requests("create", "services")) < 14, "ever more rarely"
+    world.patch("pods", "x-0", annotations=None)
+    world.passes()
+    assert world.reason() == "TemplateUnknown", "a failure is told first"
     world.remove("services", "x")
     world.run(70)
+    assert world.reason() == "TemplateUnknown"
     assert services(world) != [before], "its own, within about a minute"
     assert len(services(world)) == 1
 
