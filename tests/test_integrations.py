@@ -228,7 +228,8 @@ JUDGED = {
     "pod: {spec: {volumes: [{name: a, hostPath: {path: /}}]}}": "only placement",
     "pod: {spec: {containers: [{name: other, image: b}]}}": "no other container",
     "pod: {spec: {containers: [{name: milvus, image: b}]}}": "only env and resources",
-    "image: example.org/other:1": "the image must be milvusdb/milvus",
+    "image: example.org/other:1": "the image must be milvusdb/milvus with a tag",
+    "image: milvusdb/milvus": "the image must be milvusdb/milvus with a tag",
 }
 
 
@@ -236,6 +237,8 @@ def test_the_sample_of_a_policy_allows_and_denies(kube: Kube) -> None:
     policy = (TOP / "samples/pod-policy.yaml").read_text()
     here = f"  matchConstraints:\n    namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {kube.ns}}}}}\n"
     text = policy.replace("  matchConstraints:\n", here)
+    before = created(image="example.org/other:1") | {"metadata": {"name": "before"}}
+    kube.kubectl("create", "-f", "-", stdin=yaml.safe_dump(before))
     kube.kubectl("apply", "-f", "-", stdin=text)
 
     def answer(spec: str) -> str:
@@ -250,6 +253,12 @@ def test_the_sample_of_a_policy_allows_and_denies(kube: Kube) -> None:
             said = answer(spec)
             assert ("denied" in said) == (words != ""), f"{spec}: {said}"
             assert words in said
+        change = ("patch", "mi/before", "--type=merge", "-p")
+        assert "denied" in kube.kubectl(*change, '{"spec": {"replicas": 2}}', code=None)
+        kube.kubectl(*change, '{"metadata": {"finalizers": ["a/b"]}}')
+        kube.kubectl("delete", "mi/before", "--wait=false")
+        kube.kubectl(*change, '{"metadata": {"finalizers": null}}')
+        assert not kube.kubectl("get", "mi/before", "--ignore-not-found")
         for sample in ("minimal", "production"):
             kube.kubectl("apply", "--dry-run=server", "-f", f"samples/{sample}.yaml")
     finally:
