@@ -688,7 +688,7 @@ class Part(NamedTuple):
     folders: dict[str, str]
 
 
-TRUE = ("true", "t", "1", "yes", "y", "on")
+TRUE = ("true", "t", "1")  # for Milvus, which parses them by Go's strconv.ParseBool
 PARTS = {
     "vectors": Part("common.storageType", {"local": "localStorage.path"}),
     "etcd": Part("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
@@ -835,8 +835,13 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
 
 
 def value_of(items: Scalars) -> str:
-    """The value of a setting as it is written; a list is joined by commas, as Milvus does."""
-    return ",".join(item.value for item in items)
+    """The value of a setting as Milvus takes it: a list is joined by commas, and an unquoted `yes`
+    or `on` is true."""
+    return ",".join("true" if is_yes(item) else item.value for item in items)
+
+
+def is_yes(scalar: Any) -> bool:
+    return scalar.tag == "tag:yaml.org,2002:bool" and scalar.value.lower() in ("yes", "on", "true")
 
 
 # Values that YAML takes for numbers or truth values, and that mean the same in quotes.

@@ -365,7 +365,7 @@ UNSAFE = {
     "settings: {mq.type: woodpecker, woodpecker.storage: {type: local, rootPath: /wp}}": (
         f"woodpecker.storage.rootPath {BELOW}"
     ),
-    "settings: {etcd.use.embed: 'yes', etcd.data.dir: /etcd}": f"etcd.data.dir {BELOW}",
+    "settings: {etcd.use.embed: 'T', etcd.data.dir: /etcd}": f"etcd.data.dir {BELOW}",
     "env: [{name: LOCALSTORAGE_PATH, value: /scratch}]": f"localStorage.path {BELOW}",
     "{settings: {localStorage.path: /var/lib/milvus/a}, env: [{name: localstorage.path, value: a}]}": (
         f"localStorage.path {BELOW}"
@@ -514,6 +514,27 @@ def test_a_spec_that_would_lose_data_is_invalid(text: str, message: str) -> None
 @pytest.mark.parametrize("text", SAFE)
 def test_a_spec_that_keeps_data_in_places_of_its_own_is_not(text: str) -> None:
     assert read(milvus(**in_short(text))).invalid == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "is_true"),
+    [
+        *[("on", True), ("Yes", True), ("true", True), ("'true'", True), ("1", True)],
+        *[("'on'", False), ('"yes"', False), ("off", False), ("false", False), ("tru", False)],
+    ],
+)
+def test_what_yaml_takes_for_true_is_so_unless_it_is_quoted(word: str, is_true: bool) -> None:
+    """Then two replicas have an embedded etcd each; otherwise they share one."""
+    text = f"etcd: {{endpoints: a, use: {{embed: {word}}}}}"
+    assert (read(milvus(2, milvusSpec=text)).invalid == "") == is_true
+
+
+def test_a_variable_is_true_only_as_go_has_it() -> None:
+    text = (
+        "{replicas: 2, settings: {etcd.endpoints: a}, env: [{name: ETCD_USE_EMBED, value: 'WORD'}]}"
+    )
+    for word, is_true in {"true": True, "t": True, "1": True, "yes": False, "on": False}.items():
+        assert (read(milvus(**in_short(text.replace("WORD", word)))).invalid == "") == is_true, word
 
 
 # What has the wrong type where data lies, and in variables: no bug of ours.
