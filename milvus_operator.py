@@ -356,7 +356,7 @@ DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
 # outside the pod, default.yaml sets the setting to the value. Of two queues, the first row counts,
 # as in Milvus. Only these addresses count: pulsar.maxMessageSize is for all queues, and
 # woodpecker.storage is set before a queue is switched to woodpecker.
-CHOICES = (
+EXTERNAL_SERVICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
     ("pulsar.address", "mq.type", "pulsar"),
@@ -366,7 +366,7 @@ CHOICES = (
 # may have pasted, contains both.
 NOTHING = "(|~|null)"
 LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
-HERE = re.compile(f"{NOTHING}|{LOCAL}(,{LOCAL})*", re.IGNORECASE)
+LOCAL_ADDRESSES = re.compile(f"{NOTHING}|{LOCAL}(,{LOCAL})*", re.IGNORECASE)
 
 
 def new_container(image: str) -> Obj:
@@ -409,10 +409,10 @@ def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     is not known here, as from a Secret. An unknown address counts as outside the pod: if it were
     taken for local, an empty etcd would start beside the user's own."""
     elsewhere = {
-        name for name, value in theirs.items() if value is None or not HERE.fullmatch(value)
+        name for name, value in theirs.items() if value is None or not LOCAL_ADDRESSES.fullmatch(value)
     }
     chosen: dict[str, str] = {}
-    for address, setting, choice in CHOICES:
+    for address, setting, choice in EXTERNAL_SERVICES:
         if canonical(address) in elsewhere:
             chosen.setdefault(setting, choice)
     return DEFAULTS | chosen
@@ -704,7 +704,7 @@ PARTS = {
 }
 # Vectors and etcd are of no use without each other. A row is (part, other, setting): if the other
 # outlives the pod, the part must, too; the setting can move it outside the pod.
-NEEDED = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
+MUST_OUTLIVE = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
     CONFIGS,
@@ -898,7 +898,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
             text = f"all replicas would have their {part} in the same place ({setting})"
             advice = "set spec.replicas to 1, and create one Milvus in a place of its own for each"
             raise Invalid(f"{text}, and delete each other's data: {advice}")
-    for part, other, elsewhere in NEEDED:
+    for part, other, elsewhere in MUST_OUTLIVE:
         one, two = places.get(part), places.get(other)
         if one and two and one.ends_with_pod and not two.ends_with_pod:
             text = f"the {part} would be deleted with the pod, but the {other} would not"
@@ -1994,12 +1994,8 @@ class Api:
 
     def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
         """Send a write; returns the object of the response."""
-        # An action may have made requests already, so `may_act` is asked once more. A status or an
-        # event harms nobody if the lists are old; a delete has preconditions, or follows a fresh
-        # look.
-        wants_new_lists = verb != "delete" and resource in (self.pods, self.claims, self.services)
-        if self.stopping.is_set() or (wants_new_lists and not self.may_act()):
-            raise stale("there is no time left in this pass")
+        if self.stopping.is_set():
+            raise stale("the operator is about to stop")
         if self.dry_run:
             options["dry_run"] = "All"
         body = self.request(verb, resource, target, **options)
@@ -2319,7 +2315,7 @@ class Visit:
         """Whether to back off; what the next lists will show does not need that."""
         if error.failure is not Failure.STALE:
             return True
-        if not error.code:  # a fresh look said no, or there was no time left
+        if not error.code:  # a fresh look said no, or the operator is about to stop
             return False
         # An answer such as Conflict backs off. With --once, the next pass tries again (see
         # tests/test_once.py, conflicts): a quota answers so while it counts two pods at once, and

@@ -33,14 +33,6 @@ def test_once_retries_a_conflict_about_the_status() -> None:
     assert world.status("x")["replicas"] == 1
 
 
-def test_a_dry_run_tries_nothing_twice() -> None:
-    world = World(milvus())
-    world.operator = world.new_operator(dry_run=True)
-    world.server.reject("create", "pods", 409, "modified", "Conflict")
-    world.passes(5)
-    assert world.names("create", "pods") == ["x-0"]
-
-
 def test_once_that_fails_says_why_though_an_earlier_run_has_said_so() -> None:
     world = World(milvus(), pod("x-0"))
     assert not world.operator.run_once()

@@ -103,17 +103,6 @@ def test_a_pass_acts_for_some_seconds_after_its_lists_and_what_is_left_follows(
     assert len(world.pods()) == 20
 
 
-def test_between_two_requests_of_an_action_the_time_of_a_pass_may_end() -> None:
-    world = World(milvus(storage={"size": "1Gi"}))
-    slow = lambda _: world.clock.advance(9)  # noqa: E731
-    world.server.when("create", "pods", slow, after=True)
-    world.passes()
-    assert world.pods() == ["x-0"]
-    assert world.names("create", "persistentvolumeclaims") == []
-    world.passes(2)
-    assert world.names("create", "persistentvolumeclaims") == ["data-x-0"]
-
-
 def test_what_a_long_pass_has_done_is_an_event_too() -> None:
     world = World(milvus(replicas=20))
     world.server.delay("create", "pods", 1)

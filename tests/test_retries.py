@@ -103,13 +103,6 @@ def test_what_was_refused_counts_as_long_as_it_waits_and_what_got_lost_never() -
     assert retries.refused(1) == set()
 
 
-def test_a_refused_dry_run_is_no_refused_write() -> None:
-    retries = mo.Retries()
-    retries.failed(REPLACE, 0, WHY)
-    assert retries.refused(0) == set()
-    assert retries.problems() == {1: WHY}
-
-
 def test_a_reason_lasts_after_half_a_minute_of_failures() -> None:
     retries = mo.Retries()
     retries.failed(CREATE, -50, mo.Why("Waiting", "for an earlier pod"))
