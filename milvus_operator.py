@@ -7,13 +7,13 @@ functions over plain dicts), does it, says what was done, and writes the status.
 all of its visits, reports, and sleeps. The next pass sees the effect of its writes.
 
 Names are fixed, every delete carries a UID, and what cannot be undone is looked at once more before
-it is done. So a write that is lost or repeated does no harm, and everything that is kept in memory
-may be lost.
+it is done. So a write that is lost or repeated does no harm, and a restart, which forgets what is
+kept in memory, is safe: docs/design.md says what it may cost.
 
 In the names below, a *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim,
 both as dicts. To learn how it works, read first, in this order: `Operator.run_pass`,
 `Visit.reconcile`, `decide`, `tidy`, `complete`, `roll`, `Visit.carry_out`, `Visit.attempt`,
-`status_of` and `new_pod`. The rest is what these need, and what goes wrong in practice.
+`status_of` and `new_pod`. The rest supports these, and handles failures.
 """
 
 from __future__ import annotations
@@ -409,7 +409,9 @@ def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
     is not known here, as from a Secret. An unknown address counts as outside the pod: if it were
     taken for local, an empty etcd would start beside the user's own."""
     elsewhere = {
-        name for name, value in theirs.items() if value is None or not LOCAL_ADDRESSES.fullmatch(value)
+        name
+        for name, value in theirs.items()
+        if value is None or not LOCAL_ADDRESSES.fullmatch(value)
     }
     chosen: dict[str, str] = {}
     for address, setting, choice in EXTERNAL_SERVICES:
@@ -702,8 +704,8 @@ PARTS = {
         },
     ),
 }
-# Vectors and etcd are of no use without each other. A row is (part, other, setting): if the other
-# outlives the pod, the part must, too; the setting can move it outside the pod.
+# Vectors and etcd are of no use without each other. A row is (part, other, setting): if `other`
+# outlives the pod, `part` must, too. The setting would move `part` out of the pod.
 MUST_OUTLIVE = (("etcd", "vectors", "etcd.endpoints"), ("vectors", "etcd", "minio.address"))
 SETTINGS_PATHS = {
     "/milvus",
@@ -1230,8 +1232,8 @@ def must_roll_wait(seen: Observed, refused: RefusedKeys) -> bool:
 
 
 def is_waited_for(ordinal: int, seen: Observed, refused: RefusedKeys) -> bool:
-    """Whether a roll waits for this pod: see the table. A surplus one that may serve counts,
-    because this pass deletes it: it must not take down two pods that serve."""
+    """Whether a roll waits for this pod: see the table. A surplus one that may serve counts: this
+    pass deletes it, and no pass may take down two pods that serve."""
     pod = seen.mine.get(ordinal)
     if not pod:
         return True
@@ -1478,9 +1480,9 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 
 # In seconds.
 FIRST_DELAY = 1  # before what has failed is tried again, or a pod is created again; it doubles
-FIRST_PACE = 10  # before anything else that was done is done again; it doubles, too
+FIRST_PACE = 10  # before any other action that was done is done again; it doubles, too
 LONGEST_DELAY = 60
-LASTING = 30  # what has failed for this long was not just too early
+LASTING = 30  # what fails for this long lacks more than an object of the same `kubectl apply`
 QUIET = 600  # after this long without another try, pacing starts afresh
 
 
@@ -1645,7 +1647,7 @@ def pods(api: ApiClient) -> Resource:
 class Failure(Enum):
     """What the failure of a write means for later passes: see the table above `Try`."""
 
-    STALE = "it was decided by old lists"
+    STALE = "the decision was based on old lists"
     LOST = "there was no usable answer, so it may still take effect"
     OBJECTED = "its dry run was refused"
     REFUSED = "the API server, or a look at the claim, has said no"
@@ -2113,7 +2115,7 @@ class Outcome(NamedTuple):
     retries: Retries
     state: str = PROGRESSING
     told: str = ""  # the message about its state that was last told, in the log and by an event
-    # Whether it changed something and wrote no status. Then the next one writes it in any case.
+    # Whether it changed something but wrote no status, so that the next one must.
     owes_status: bool = False
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
     # When the next visit is made, even if nothing changes. A visit for which there was no time
