@@ -2563,8 +2563,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
-        self.outages: dict[str, str] = {}  # that have not ended, and the details
-        self.logged: dict[str, float] = {}  # when each of them was last logged
+        self.outages: dict[str, float] = {}  # those that last, and when each was last logged
         self.is_ready = False  # whether all lists of a pass have succeeded
         self.list_seconds = 0.0  # seconds that the last lists took
         self.has_listed = False  # whether any list of the last pass has succeeded
@@ -2735,14 +2734,14 @@ class Operator:
     def report(self, outages: dict[str, str], changes: Counter[str], seconds: float) -> None:
         """Report a pass in the log and in the metrics."""
         now = self.api.clock()
-        self.logged = {what: self.logged.get(what, -inf) for what in outages}
+        logged = {what: self.outages.get(what, -inf) for what in outages}
         for what, details in outages.items():
-            if now >= self.logged[what] + REMINDER:
+            if now >= logged[what] + REMINDER:
                 log.error("%s: %s", what, details)
-                self.logged[what] = now
+                logged[what] = now
         for what in self.outages.keys() - outages.keys():
             log.info("resolved: %s", what)
-        self.outages = outages
+        self.outages = logged
         longer = min(max(1, 2 * self.list_delay), LONGEST_LIST_DELAY)
         self.list_delay = 0 if self.has_listed else longer
         states = Counter(visit.outcome.state for visit in self.all_visits())

@@ -59,13 +59,14 @@ def test_rejected_credentials_are_loaded_anew_in_the_context_of_the_start(api: A
     assert api.tokens(operator) == {"first"}
     rule = api.world.server.when("list", "*", lambda _: http_response(401, b"Unauthorized"))
     operator.run_pass()
-    assert operator.outages == {
-        f"{api.url} rejects the credentials": "log in again, or renew the token; in a cluster, delete the operator's pod"
-    }
+    advice = "log in again, or renew the token; in a cluster, delete the operator's pod"
+    assert api.world.warnings == [f"{api.url} rejects the credentials: {advice}"]
+    api.world.forget()
     file.write_text("half: [")
     for _ in range(2):
         operator.run_pass()
-        assert [*operator.outages] == ["the configuration cannot be loaded"]
+    (line,) = api.world.warnings
+    assert line.startswith("the configuration cannot be loaded: ")
     file.write_text(changed)
     rule.times = 0
     assert api.tokens(operator) == {"second"}
@@ -129,28 +130,29 @@ def test_an_exec_plugin_runs_once_a_pass_when_its_token_has_expired(api: Api) ->
 
 
 AUTHORITY: Obj = {"certificate_authority": "authority/crt"}  # relative to the kubeconfig
+NONE = r"^\[\]$"  # no warnings
 TUNNEL = {"host": x509.DNSName("kubernetes.example")}  # whose address is not in the certificate
 
 
 @pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
 @pytest.mark.parametrize(
-    ("certified", "cluster", "outages"),
+    ("certified", "cluster", "warnings"),
     [
-        ({}, AUTHORITY, "^{}$"),  # as in older clusters; Python 3.13 is stricter
-        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}, "^{}$"),
+        ({}, AUTHORITY, NONE),  # as in older clusters; Python 3.13 is stricter
+        (TUNNEL, AUTHORITY | {"tls_server_name": "kubernetes.example"}, NONE),
         (TUNNEL, AUTHORITY, "certificate verify failed: IP address mismatch"),
-        ({}, {"insecure_skip_tls_verify": True}, "^{}$"),
+        ({}, {"insecure_skip_tls_verify": True}, NONE),
         ({}, {}, "certificate verify failed: (self-signed certificate|unable to get local issuer)"),
     ],
 )
 def test_certificates_are_accepted_as_by_kubectl_or_rejected_with_the_reason(
-    tmp_path: Path, certified: Obj, cluster: Obj, outages: str
+    tmp_path: Path, certified: Obj, cluster: Obj, warnings: str
 ) -> None:
     certificate(tmp_path / "server", certificate(tmp_path / "authority"), **certified)
     with closing(Api(tmp_path, tls=server_context(tmp_path / "server"))) as api:
         operator = api.operator(api.kubeconfig(**cluster))
         operator.run_pass()
-        assert re.search(outages, str(operator.outages))
+        assert re.search(warnings, str(api.world.warnings))
 
 
 def test_a_renewed_authority_is_used_and_certificates_leave_no_files(
@@ -243,5 +245,5 @@ def test_tokens_and_passwords_in_urls_are_not_shown(
 ) -> None:
     operator = api.operator(write_kubeconfig(tmp_path / "config", server, user, **cluster))
     operator.run_pass()
-    assert operator.outages
-    assert "HUNTER2" not in f"{operator.outages} {operator.api.server}"
+    assert api.world.warnings
+    assert "HUNTER2" not in f"{api.world.log} {operator.api.server}"

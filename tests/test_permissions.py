@@ -121,4 +121,3 @@ def test_a_missing_permission_is_named_once_for_each_milvus(
     assert all(line.startswith(f"milvus {kube.ns}/") for line in said)
     words = "cannot set blockOwnerDeletion" if missing == IMPLIED else f"cannot {verb} resource"
     assert any(words in line for line in said), said
-    assert operator.outages == {}
