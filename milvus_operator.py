@@ -837,13 +837,14 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Scalars, Any]]:
 
 
 def value_of(items: Scalars) -> str:
-    """The value of a setting as Milvus takes it: a list is joined by commas, and an unquoted `yes`
-    or `on` is true."""
+    """The value of a setting as it is written, except that a list is joined by commas, as Milvus
+    does, and that a word is `true` if yaml.v2, which Milvus uses, takes it for that."""
     return ",".join("true" if is_yes(item) else item.value for item in items)
 
 
 def is_yes(scalar: Any) -> bool:
-    return scalar.tag == "tag:yaml.org,2002:bool" and scalar.value.lower() in ("yes", "on", "true")
+    """PyYAML takes `y` for text, so this does not ask for the tag."""
+    return not scalar.style and scalar.value.lower() in ("y", "yes", "on", "true")
 
 
 # Values that YAML takes for numbers or truth values, and that mean the same in quotes.

@@ -519,11 +519,11 @@ def test_a_spec_that_keeps_data_in_places_of_its_own_is_not(text: str) -> None:
 @pytest.mark.parametrize(
     ("word", "is_true"),
     [
-        *[("on", True), ("Yes", True), ("true", True), ("'true'", True), ("1", True)],
-        *[("'on'", False), ('"yes"', False), ("off", False), ("false", False), ("tru", False)],
+        *[("on", True), ("Yes", True), ("true", True), ("'true'", True), ("1", True), ("y", True)],
+        *[("'on'", False), ('"yes"', False), ("'y'", False), ("off", False), ("tru", False)],
     ],
 )
-def test_what_yaml_takes_for_true_is_so_unless_it_is_quoted(word: str, is_true: bool) -> None:
+def test_a_word_that_only_yaml_takes_for_true_is_not_so_in_quotes(word: str, is_true: bool) -> None:
     """Then two replicas have an embedded etcd each; otherwise they share one."""
     text = f"etcd: {{endpoints: a, use: {{embed: {word}}}}}"
     assert (read(milvus(2, milvusSpec=text)).invalid == "") == is_true
