@@ -74,7 +74,7 @@ from prometheus_client.registry import Collector
 __version__ = "0.1.0"
 
 # A Kubernetes object or a part of one, as in its JSON. A listed object keeps only some of its keys;
-# a Milvus has `written_spec` in place of `spec`, and a claim has `size`: see `slim`.
+# a Milvus has `written_spec` in place of `spec`, a claim `size`: see `slim_milvus`, `slim_claim`.
 Obj = dict[str, Any]
 Objs = dict[int, Obj]  # pods or claims of a Milvus, by ordinal
 
@@ -103,12 +103,12 @@ FORBIDDEN = "Forbidden"
 NAME_CONFLICT = "NameConflict"
 QUOTA_EXCEEDED = "QuotaExceeded"
 API_ERROR = "APIError"
+SERVICE_EXISTS = "ServiceExists"
+NAMESPACE_TERMINATING = "NamespaceTerminating"
 TEMPLATE_UNKNOWN = "TemplateUnknown"
 CLAIM_LOST = "ClaimLost"
 CLAIM_TERMINATING = "ClaimTerminating"
 STALLED = {NAME_CONFLICT, QUOTA_EXCEEDED, INVALID, FORBIDDEN}  # they stay until someone acts
-SERVICE_EXISTS = "ServiceExists"
-NAMESPACE_TERMINATING = "NamespaceTerminating"
 # With these, Reconciled is True: nothing has failed.
 SUCCESSES = {RECONCILED, SPEC_IS_TEXT, SERVICE_EXISTS, NAMESPACE_TERMINATING}
 WAITING = "Waiting"  # for something else; makes Reconciled False only after LASTING seconds
@@ -116,6 +116,7 @@ WAITING = "Waiting"  # for something else; makes Reconciled False only after LAS
 # another reason; if there is none, the first one that is not ready.
 TRANSIENT = {
     WAITING,
+    NAMESPACE_TERMINATING,
     "Pending",  # the phase of a pod
     "Creating",
     "Updating",
@@ -1356,21 +1357,22 @@ def readiness(seen: Observed, problems: Problems) -> Why:
 
 
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
-    """What the Reconciled condition says: the first failure, of the lowest ordinal; if nothing has
-    failed, the first of the rest."""
+    """What the Reconciled condition says: the first failure of these; if there is none, the first
+    of all."""
     spec = seen.spec
+    found: list[Why] = []
+    if spec.is_text:
+        text = "spec.milvusSpec is not a YAML mapping, so it sets nothing"
+        found.append(Why(SPEC_IS_TEXT, text))
     # Once any wait has lasted, fresh ones are told, too: else the message would jump between pods.
     waits_last = WAITING in lasting
-    found = [why for _, why in sorted(problems.items()) if why.reason != WAITING or waits_last]
+    found += [why for _, why in sorted(problems.items()) if why.reason != WAITING or waits_last]
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
             found.append(why_outdated(pod))
     for ordinal, claim in sorted(seen.claims.items()):
         if spec.storage and ordinal < spec.replicas and (why := why_it_cannot_grow(claim)):
             found.append(why)
-    if spec.is_text:
-        text = "spec.milvusSpec is not a YAML mapping, so it sets nothing"
-        found.append(Why(SPEC_IS_TEXT, text))
     found.append(Why(RECONCILED, MATCHING))
     return next((why for why in found if why.reason not in SUCCESSES), found[0])
 
@@ -1483,7 +1485,7 @@ def sentence(what: str, names: Sequence[str], because: str) -> str:
 FIRST_DELAY = 1  # before what has failed is tried again, or a pod is created again; it doubles
 FIRST_PACE = 10  # before any other action that was done is done again; it doubles, too
 LONGEST_DELAY = 60
-LASTING = 30  # what fails for this long lacks more than an object of the same `kubectl apply`
+LASTING = 30  # until then, what is missing may still arrive in the same `kubectl apply`
 QUIET = 600  # after this long without another try, pacing starts afresh
 
 
@@ -1805,8 +1807,9 @@ def slim_pod(pod: Obj) -> Obj:
 
 
 def slim_claim(claim: Obj) -> Obj:
-    """What is kept of a claim: of its spec, the size."""
-    return slim(claim) | {"size": claim["spec"]["resources"]["requests"]["storage"]}
+    """What is kept of a claim: of its spec, only the size that it requests."""
+    requests = claim.get("spec", {}).get("resources", {}).get("requests", {})
+    return slim(claim) | {"size": requests.get("storage")}
 
 
 def slim_milvus(milvus: Obj) -> Obj:
@@ -2441,33 +2444,36 @@ class Visit:
         raise ApiError(self.seen.blocked[action.ordinal], Failure.REFUSED)
 
     def claim(self, action: Action) -> None:
+        """Create a claim, unless there is one without our label, which is not listed: somebody else
+        has made it, and the pod uses it."""
         claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
-        self.create_unless_there(self.api.claims, "claim", claim)
-
-    def expose(self, action: Action) -> None:
-        service = new_service(self.milvus)
-        if not self.create_unless_there(self.api.services, "service", service):
-            label = selector_of(self.milvus)
-            text = f"service {name_of(service)} already exists without the label {label}"
-            advice = "check whether it leads to these pods"
-            text += f", so the operator does not touch it: {advice}"
-            raise ApiError(Why(SERVICE_EXISTS, text), Failure.REFUSED)
-
-    def create_unless_there(self, resource: Resource, kind: str, obj: Obj) -> bool:
-        """Create an object, unless there is one without our label, which is not listed: somebody
-        else has made it, and it is left as it is. Returns whether it was created."""
         try:
-            self.api.create(resource, obj)
+            self.api.create(self.api.claims, claim)
         except ApiError as error:
             if error.status_reason != "AlreadyExists":
                 raise
-            return False
-        self.note(CREATED, kind, obj)
-        return True
+            return
+        self.note(CREATED, "claim", claim)
+
+    def expose(self, action: Action) -> None:
+        """Create the Service. If there is one without our label, it is left as it is, and told."""
+        service = new_service(self.milvus)
+        try:
+            self.api.create(self.api.services, service)
+        except ApiError as error:
+            if error.status_reason != "AlreadyExists":
+                raise
+            label = selector_of(self.milvus)
+            text = f"service {name_of(service)} already exists without the label {label}"
+            advice = "if it leads to these pods, add the label"
+            otherwise = "otherwise, clients that use this name reach something else"
+            why = Why(SERVICE_EXISTS, f"{text}: {advice}; {otherwise}")
+            raise ApiError(why, Failure.REFUSED, error.code) from None
+        self.note(CREATED, "service", service)
 
     def adopt(self, action: Action) -> None:
-        """Set the owner of an orphan, after a fresh look whether it is there: the garbage collector
-        deletes the pods of a Milvus that is gone."""
+        """Set the owner of an orphan, after a fresh look whether the Milvus is still there: the
+        garbage collector deletes the pods of one that is gone."""
         self.require_current()
         metadata = pick(action.obj["metadata"], ["uid"])
         metadata["ownerReferences"] = [owner_reference(self.milvus)]

@@ -131,6 +131,15 @@ def test_a_spec_takes_no_more_memory_for_one_character_that_is_not_ascii() -> No
     assert world.warnings == []
 
 
+def test_an_odd_claim_harms_no_other_milvus() -> None:
+    """No API server would accept one that requests nothing."""
+    world = at_rest(milvus("x"), milvus("y", storage={"size": "1Gi"}))
+    world.server.ask("patch", "persistentvolumeclaims", "data-y-0", {"spec": {"resources": None}})
+    world.remove("pods", "x-0")
+    world.passes(2)
+    assert world.pods() == ["x-0", "y-0"]
+
+
 def test_of_labels_and_annotations_only_what_is_read_is_kept() -> None:
     """A thousand pods with 200 KB of each."""
     world = World(milvus("x", replicas=0))

@@ -38,12 +38,18 @@ def test_what_fails_waits_ever_longer(code: int, reason: str, why: str) -> None:
 
 def test_a_namespace_that_ends_for_however_long_is_no_failure() -> None:
     """A finalizer may hold it for hours."""
-    words = 'pods "x-0" is forbidden: unable to create new content in namespace test'
+    words = 'pods "x-1" is forbidden: unable to create new content in namespace test'
     status = Rejected(403, "Forbidden", words).status
     status["details"] = {"causes": [{"reason": "NamespaceTerminating"}]}
-    world = World(milvus())
+    world = at_rest(milvus(replicas=2))
     world.server.when("create", "pods", lambda _: http_response(403, status))
+    world.patch("pods", "x-0", finalizers=["a/hold"])
+    for name in ("x-0", "x-1"):
+        world.remove("pods", name)
+    world.server.finish_deletions()
     world.run(300)
+    ready = world.condition("x", "Ready")["message"]
+    assert ready.endswith("x-0: its finalizers have not been removed: a/hold")
     assert world.reason() == "NamespaceTerminating"
     assert world.condition("x", "Reconciled")["status"] == "True"
     assert world.message() == words

@@ -53,19 +53,23 @@ def test_a_service_that_somebody_else_made_is_left_as_it_is() -> None:
     assert world.reason() == "ServiceExists"
     assert world.condition("x", "Reconciled")["status"] == "True", "nothing has failed"
     said = (
-        "service x already exists without the label zilliz.com/milvus=x, "
-        "so the operator does not touch it: check whether it leads to these pods"
+        "service x already exists without the label zilliz.com/milvus=x: if it leads to these "
+        "pods, add the label; otherwise, clients that use this name reach something else"
     )
     assert world.message() == said
     assert world.events().count(f"ServiceExists: {said}") == 1
     assert world.warnings == []
     assert len(world.requests("create", "services")) < 14, "ever more rarely"
+    told = world.server.all_of("pods")[0]["metadata"]["annotations"]
     world.patch("pods", "x-0", annotations=None)
     world.passes()
     assert world.reason() == "TemplateUnknown", "a failure is told first"
+    world.patch("pods", "x-0", annotations=told)
+    world.passes()
+    assert world.reason() == "ServiceExists"
     world.remove("services", "x")
     world.run(70)
-    assert world.reason() == "TemplateUnknown"
+    assert world.reason() == "Reconciled"
     assert services(world) != [before], "its own, within about a minute"
     assert len(services(world)) == 1
 
@@ -128,3 +132,26 @@ def test_a_role_that_may_not_list_services_is_one_outage_and_the_rest_goes_on() 
 def test_an_invalid_milvus_gets_no_service() -> None:
     world = at_rest(milvus(milvusSpec="proxy.port: 1"))
     assert services(world) == []
+
+
+def test_that_words_set_nothing_is_told_beside_a_service_of_somebody_else() -> None:
+    world = World(milvus(milvusSpec="this is milvus spec"))
+    world.server.ask("create", "services", "x", NAMED)
+    assert world.operator.run_once(), "nothing has failed"
+    assert world.reason() == "SpecIsText"
+
+
+def test_the_answer_that_a_service_is_there_ends_the_wait_after_none() -> None:
+    """A lost database must not wait because the Service got no answer before."""
+    world = at_rest(milvus())
+    world.remove("services", "x")
+    silent = world.server.fault("create", "services", "timeout")
+    world.run(150)
+    silent.times = 0
+    world.server.ask("create", "services", "x", NAMED)
+    world.run(70)
+    assert world.reason() == "ServiceExists"
+    world.remove("pods", "x-0")
+    world.server.fault("create", "pods", "reset", times=1)
+    world.run(12)
+    assert world.pods() == ["x-0"]
