@@ -2162,15 +2162,10 @@ class Visit:
         return self.seen.lacks_service, self.seen.maybe_deleted, versions
 
     @property
-    def is_due(self) -> bool:
-        """Whether this visit is due; once it is over, whether the next one is."""
-        return self.outcome.due <= self.api.clock()
-
-    @property
     def is_needed(self) -> bool:
         """Whether it is due, or something has changed. To visit all would take several times the
         CPU time in a quiet pass."""
-        return self.is_due or self.last.versions != self.versions
+        return self.last.due <= self.api.clock() or self.last.versions != self.versions
 
     def turn(self, now: float) -> float:
         """The time by which visits are sorted: who waits longest goes first. But a database that
@@ -2599,16 +2594,20 @@ class Operator:
         idle = 0
         while idle < 3 and not self.api.stopping.is_set():
             changes = self.run_pass()
-            if not any(visit.is_due for visit in self.all_visits()):
+            if not self.unfinished():
                 break
             idle = 0 if changes else idle + 1
         wait(self.sending, LAST_EVENTS)
-        visits = self.all_visits()
-        unfinished = [visit for visit in visits if visit.is_due]
+        unfinished = self.unfinished()
         for visit in unfinished:
             visit.log(logging.WARNING, "there is more to do: run it again")
-        has_failed = any(visit.outcome.state == FAILED for visit in visits)
+        has_failed = any(visit.outcome.state == FAILED for visit in self.all_visits())
         return self.has_listed and not (unfinished or has_failed or self.outages)
+
+    def unfinished(self) -> list[Visit]:
+        """The visits that are over, and have left something that can be done now."""
+        now = self.api.clock()
+        return [visit for visit in self.all_visits() if visit.outcome.due <= now]
 
     def run_pass(self) -> Counter[str]:
         """Make one pass. Returns a count of each kind of change."""
