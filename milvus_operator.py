@@ -1753,17 +1753,7 @@ METADATA = (
 )
 
 
-class Lists(NamedTuple):
-    """What a pass lists, in this order: if a Milvus were older than its pods, one that has just
-    been scaled up would seem to have surplus pods."""
-
-    time: float  # when that began
-    pods: Any
-    claims: Any
-    services: Any  # None: they could not be listed
-    milvuses: Any
-
-
+Lists = dict[str, list[Obj]]  # what a pass lists, by plural, such as "pods"
 Pages = dict[bytes, list[Obj]]  # the objects of a list, by the digests of its pages
 
 
@@ -1887,6 +1877,8 @@ class Api:
         self.services = by_gvr(client, "", "v1", "Service", "services")
         self.milvuses = milvuses(client)
         self.events = by_gvr(client, "events.k8s.io", "v1", "Event", "events")
+        # In this order: a Milvus that was listed before its pods may have been scaled up since, and
+        # they would seem to be surplus.
         self.listings = (
             Listing(self.pods, MILVUS_LABEL, slim_pod),
             Listing(self.claims, MILVUS_LABEL, slim_claim),
@@ -2655,27 +2647,28 @@ class Operator:
         self.api.log_in()
         visits: list[Visit] = []
         for namespace in self.namespaces:
+            started = self.api.clock()
             lists = self.list_namespace(namespace, outages)
             if lists:  # a failed list is not an empty list
-                self.visits[namespace] = self.new_visits(namespace, lists)
+                self.visits[namespace] = self.new_visits(namespace, lists, started)
                 visits += self.visits[namespace]
         return visits
 
-    def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists | None:
-        """The lists of a namespace, or of all; nothing at all if one but that of Services fails."""
-        found: list[Any] = [self.api.clock()]
+    def list_namespace(self, namespace: str | None, outages: dict[str, str]) -> Lists:
+        """The lists of a namespace, or of all. If that of Services fails, it is missing; if another
+        fails, there are none."""
+        lists: Lists = {}
         for listing in self.api.listings:
             try:
-                found.append(self.api.list_all(namespace, listing))
+                lists[listing.resource.name] = self.api.list_all(namespace, listing)
                 self.has_listed = True
             except ApiError as error:
                 self.api.must_reload |= error.code in (0, 401)
                 what, details = self.outage(namespace, listing, error)
                 outages[what] = details
                 if listing.resource is not self.api.services:
-                    return None
-                found.append(None)  # pods and claims go on without
-        return Lists(*found)
+                    return {}
+        return lists
 
     def outage(self, namespace: str | None, listing: Listing, error: ApiError) -> tuple[str, str]:
         """What the failure of a list is called, and the details."""
@@ -2692,16 +2685,16 @@ class Operator:
             advice = " (install the CRD with `kubectl apply -f crd.yaml`)"
         return f"cannot list {plural} in {scope(namespace)}", f"{error}{advice}"
 
-    def new_visits(self, namespace: str | None, lists: Lists) -> list[Visit]:
-        """A visit for each Milvus that is not being deleted."""
-        pods_of = by_ordinal(lists.pods)
-        claims_of = by_ordinal(lists.claims)
+    def new_visits(self, namespace: str | None, lists: Lists, time: float) -> list[Visit]:
+        """A visit for each Milvus that is not being deleted; the lists began at this time."""
+        pods_of = by_ordinal(lists["pods"])
+        claims_of = by_ordinal(lists["persistentvolumeclaims"])
         unsure = self.api.maybe_deleted()
-        exposed = {full_name(service) for service in lists.services or []}
+        exposed = {full_name(service) for service in lists.get("services", [])}
         last = {uid_of(visit.milvus): visit for visit in self.visits.get(namespace, [])}
         now = self.api.clock()
         visits = []
-        for milvus in lists.milvuses:
+        for milvus in lists[PLURAL]:
             if is_ending(milvus):
                 continue
             named = pods_of[full_name(milvus)]
@@ -2709,8 +2702,8 @@ class Operator:
                 milvus=milvus,
                 named=named,
                 claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
-                lacks_service=lists.services is not None and full_name(milvus) not in exposed,
-                time=lists.time,
+                lacks_service="services" in lists and full_name(milvus) not in exposed,
+                time=time,
                 maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )
             outcome = self.last_outcome(milvus, last.get(uid_of(milvus)), now)
