@@ -1071,8 +1071,8 @@ def owns(milvus: Obj, pod: Obj) -> bool:
     return controller_of(pod).get("uid") == uid_of(milvus)
 
 
-def has_our_label(milvus: Obj, pod: Obj) -> bool:
-    return contains(pod["metadata"].get("labels") or {}, our_label(milvus))
+def has_our_label(milvus: Obj, obj: Obj) -> bool:
+    return contains(obj["metadata"].get("labels") or {}, our_label(milvus))
 
 
 def is_ours(milvus: Obj, pod: Obj) -> bool:
@@ -2690,7 +2690,7 @@ class Operator:
         pods_of = by_ordinal(lists["pods"])
         claims_of = by_ordinal(lists["persistentvolumeclaims"])
         unsure = self.api.maybe_deleted()
-        exposed = {full_name(service) for service in lists.get("services", [])}
+        service_of = {full_name(service): service for service in lists.get("services", [])}
         last = {uid_of(visit.milvus): visit for visit in self.visits.get(namespace, [])}
         now = self.api.clock()
         visits = []
@@ -2698,11 +2698,14 @@ class Operator:
             if is_ending(milvus):
                 continue
             named = pods_of[full_name(milvus)]
+            claims = claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"]
+            service = service_of.get(full_name(milvus))
+            is_exposed = service is not None and has_our_label(milvus, service)
             seen = Observed(
                 milvus=milvus,
                 named=named,
-                claims=claims_of[f"{namespace_of(milvus)}/data-{name_of(milvus)}"],
-                lacks_service="services" in lists and full_name(milvus) not in exposed,
+                claims={o: one for o, one in claims.items() if has_our_label(milvus, one)},
+                lacks_service="services" in lists and not is_exposed,
                 time=time,
                 maybe_deleted={o for o, pod in named.items() if uid_of(pod) in unsure},
             )

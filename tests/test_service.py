@@ -155,3 +155,11 @@ def test_the_answer_that_a_service_is_there_ends_the_wait_after_none() -> None:
     world.server.fault("create", "pods", "reset", times=1)
     world.run(12)
     assert world.pods() == ["x-0"]
+
+
+def test_a_service_with_the_label_of_another_milvus_is_somebody_elses() -> None:
+    world = World(milvus())
+    labelled = NAMED | {"metadata": {"name": "x", "labels": {mo.MILVUS_LABEL: "y"}}}
+    world.server.ask("create", "services", "x", labelled)
+    world.settle()
+    assert world.reason() == "ServiceExists"

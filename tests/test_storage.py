@@ -401,6 +401,15 @@ def test_claims_that_change_grow_in_a_later_pass_and_those_without_our_label_nev
     assert world.warnings == []
 
 
+def test_a_claim_with_the_label_of_another_milvus_is_not_grown() -> None:
+    world = bound(1)
+    world.patch(CLAIMS, "data-x-0", labels={mo.MILVUS_LABEL: "y"})
+    grow(world)
+    world.passes(5)
+    assert sizes(world) == "1Gi"
+    assert world.pods() == ["x-0"]
+
+
 def test_a_claim_with_a_very_long_spec_grows_as_any_other() -> None:
     """One that a user made for a volume that is chosen by its labels."""
     world = bound(1)
