@@ -1671,8 +1671,8 @@ class ApiError(Exception):
     @property
     def most_delay(self) -> float:
         """Seconds after which it may be tried again, however often it has failed. A server that
-        throttles requests asks for one second, and most often it throttles only a burst."""
-        return 1 if self.code == 429 else inf
+        throttles requests most often does so only for a short time."""
+        return 10 if self.code == 429 else inf
 
     @property
     def would_fail_for_all(self) -> bool:
