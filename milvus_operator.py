@@ -1570,13 +1570,13 @@ class Retries:
         return inf if self.tries_once else min(max(first, 2 * last_delay), most, LONGEST_DELAY)
 
     def for_another_spec(self) -> Retries:
-        """What survives a new spec: when each pod was last replaced
+        """What survives a new spec: when each pod was last replaced or restarted
         (test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_seconds). A spec
         that is really new waits for no more than that."""
         kept = Retries(self.tries_once)
         for (verb, ordinal), last in self.tries.items():
             # With --once, a new spec is tried at once.
-            if verb == "replace" and not last.problem and not self.tries_once:
+            if verb in ("replace", "restart") and not last.problem and not self.tries_once:
                 kept.tries[verb, ordinal] = Try(last.tried, FIRST_PACE)
         return kept
 

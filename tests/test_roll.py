@@ -442,3 +442,18 @@ def test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_se
         world.server.run_pods()
         world.clock.advance(1)
     assert 4 <= len(deleted(world)) <= 6
+
+
+def test_a_pod_that_dies_at_once_is_restarted_once_in_ten_seconds_however_its_spec_changes() -> (
+    None
+):
+    world = at_rest(milvus())
+    for second in range(60):
+        world.change("x", updateStrategy={"minReadySeconds": second})
+        world.operator.run_pass()
+        world.server.finish_deletions()
+        world.server.run_pods()
+        if world.pods():
+            world.server.fail("x-0")
+        world.clock.advance(1)
+    assert 4 <= len(deleted(world)) <= 6
