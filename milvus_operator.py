@@ -1091,9 +1091,8 @@ def is_outdated(pod: Obj, spec: Spec) -> bool:
 
 
 def is_up_to_date(pod: Obj, spec: Spec) -> bool:
-    """Whether it has a fingerprint and is not outdated. An invalid spec has no fingerprint to
-    compare with: then whatever has one counts."""
-    return template_hash_of(pod) is not None and not is_outdated(pod, spec)
+    """Whether it is of this template. An invalid spec has none, so that no pod is of it."""
+    return template_hash_of(pod) == spec.template_hash
 
 
 def state_of_claim(claim: Obj) -> str:
@@ -1186,7 +1185,7 @@ def may_grow(claim: Obj, spec: Spec) -> bool:
     return parse_quantity(claim["size"]) < parse_quantity(spec.storage["size"])
 
 
-# Of two rows that fit, the last counts.
+# If several rows match, the last one applies.
 # A pod that is desired and …              is replaced       a roll waits for it
 #   missing, or a stranger has its name    no                yes
 #   ending                                 no                yes
@@ -1327,8 +1326,8 @@ MATCHING = "the operator can do what the spec asks; the condition Ready says how
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
 
 
-def readiness(seen: Observed, problems: Problems) -> Why:
-    """What the Ready condition says; the reason is Ready if it is true."""
+def readiness(seen: Observed, problems: Problems) -> tuple[bool, Why]:
+    """Whether the Ready condition is true, and what it says."""
     spec = seen.spec
     unready = {}
     outdated = {}
@@ -1349,11 +1348,11 @@ def readiness(seen: Observed, problems: Problems) -> Why:
     elif outdated:
         text += f"; outdated until somebody deletes them: {len(outdated)}"
     if not unready:
-        return Why("Ready", text)
+        return True, Why("Ready", text)
     stuck = [ordinal for ordinal, why in unready.items() if why.reason not in TRANSIENT]
     shown = next(iter(stuck or unready))
     reason, message = unready[shown]
-    return Why(reason, f"{text}; {pod_name(seen.milvus, shown)}: {message or reason}")
+    return False, Why(reason, f"{text}; {pod_name(seen.milvus, shown)}: {message or reason}")
 
 
 def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why:
@@ -1407,13 +1406,14 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
     if spec.invalid:
         text = f"{spec.invalid}; until that is corrected, nothing is done about its pods"
         ready = reconciled = Why(INVALID, text)
+        is_true = False
     else:
-        ready = readiness(seen, problems)
+        is_true, ready = readiness(seen, problems)
         reconciled = reconciliation(seen, problems, lasting)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in SUCCESSES
     conditions = [
-        new_condition(milvus, "Ready", ready.reason == "Ready", ready, now),
+        new_condition(milvus, "Ready", is_true, ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
     # Once set for this generation, Stalled stays while the reason is one of STALLED: after a

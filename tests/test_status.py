@@ -45,6 +45,24 @@ def test_events_tell_the_story() -> None:
     assert [one["reason"] for one in warnings] == ["NameConflict"]
 
 
+def test_a_pod_whose_reason_is_ready_does_not_make_its_milvus_so() -> None:
+    """Whoever may write its status may write any word there."""
+    world = at_rest(milvus())
+    not_ready = {"type": "Ready", "status": "False", "reason": "Ready"}
+    world.server.set_pod("x-0", conditions=[not_ready])
+    world.passes(2)
+    assert world.condition("x", "Ready")["status"] == "False"
+
+
+def test_no_pod_is_of_a_template_that_is_invalid() -> None:
+    """Or a script would take the update for done: with the image, somebody has broken the rest."""
+    world = at_rest(milvus(replicas=2))
+    world.change("x", image="milvus:2", milvusSpec="proxy.port: 1")
+    world.passes(2)
+    status = world.status("x")
+    assert (status["replicas"], status["updatedReplicas"]) == (2, 0)
+
+
 def test_what_others_write_into_a_status_stays_and_is_not_written_again_and_again() -> None:
     world = at_rest(milvus())
     status = {"status": {"lastBackup": "today"}}
