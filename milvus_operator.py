@@ -276,7 +276,7 @@ def why_not_ready(pod: Obj) -> Why:
     phase = phase_of(pod)
     if is_ending(pod):
         held_by = ", ".join(pod["metadata"].get("finalizers") or [])
-        text = f"its finalizers have not been removed: {held_by}" if held_by else ""
+        text = f"it waits for its finalizers: {held_by}" if held_by else ""
         return Why("Terminating", text)
     if is_finished(pod):
         return why_in(status, phase)
@@ -982,7 +982,7 @@ RefusedKeys = Set[Key]  # of refused writes whose delay has not ended
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "its template has changed"
-ORPHANED = "without a controller, but with the label of this Milvus"
+ORPHANED = "it had no controller, and has the label of this Milvus"
 
 
 # The states of a claim that block its pod. `Observed.blocked` can't find "gone": a claim that is
@@ -1114,9 +1114,10 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     # What to delete: a Lost claim; otherwise the old pod, which holds a Terminating claim, or waits
     # for one that is gone.
     holder = "claim" if state == "Lost" else "pod"
-    advice = f"if nobody needs that data, delete the {holder}: a new pod gets a new, empty volume"
+    advice = f"if nobody needs that data, delete the {holder}"
     # As Milvus does with an empty etcd: see `refuse_dangers`.
-    return Why(reason, f"{text}: {advice}, and deletes the vectors if they are in a bucket")
+    effect = "the next pod starts empty, and deletes the vectors if they are in a bucket"
+    return Why(reason, f"{text}: {advice}; {effect}")
 
 
 def decide(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
@@ -1145,7 +1146,7 @@ def tidy(seen: Observed) -> Iterator[Action]:
         elif ordinal not in seen.mine:
             continue  # a stranger: see `complete`
         elif ordinal >= spec.replicas:
-            claims = "; their claims stay" if spec.storage else ""  # of all pods: see `Change`
+            claims = "; their claims are kept" if spec.storage else ""  # of all pods: see `Change`
             yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
         elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
@@ -1766,21 +1767,22 @@ class Listing(NamedTuple):
 
 
 # How much is kept of what others may make as long as they like.
-LONG = 64  # characters; no UID or hash is longer
-MANY = 9  # finalizers
+MAX_TEXT = 64  # characters; no UID or hash is longer
+MAX_FINALIZERS = 9
 
 
 def slim(obj: Obj) -> Obj:
     """What is kept of any object: of what may be large, only what is read. To read something else,
     such as another annotation, add it here."""
     metadata = pick(obj["metadata"], METADATA)
-    metadata["finalizers"] = [name[:LONG] for name in (metadata.get("finalizers") or [])[:MANY]]
+    finalizers = metadata.get("finalizers") or []
+    metadata["finalizers"] = [name[:MAX_TEXT] for name in finalizers[:MAX_FINALIZERS]]
     ours = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
-    metadata["annotations"] = {key: text[:LONG] for key, text in ours.items()}
+    metadata["annotations"] = {key: text[:MAX_TEXT] for key, text in ours.items()}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
     owner = controller_of(obj)
     metadata["ownerReferences"] = (
-        [{"controller": True, "uid": owner["uid"][:LONG]}] if owner else []
+        [{"controller": True, "uid": owner["uid"][:MAX_TEXT]}] if owner else []
     )
     status = obj.get("status")  # of any type, under an older CRD
     return {"metadata": metadata, "status": status if isinstance(status, dict) else {}}

@@ -364,7 +364,7 @@ def test_the_finalizers_that_hold_a_pod_are_named() -> None:
     ready = conditions(milvus(1), [held])["Ready"]
     assert ready.startswith("False Terminating: ")
     names = "example.com/backup, example.com/hold"
-    assert ready.endswith(f"; x-0: its finalizers have not been removed: {names}")
+    assert ready.endswith(f"; x-0: it waits for its finalizers: {names}")
 
 
 def test_with_on_delete_outdated_pods_stay_and_ready_does_not_wait_for_them() -> None:

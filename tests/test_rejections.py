@@ -49,7 +49,7 @@ def test_a_namespace_that_ends_for_however_long_is_no_failure() -> None:
     world.server.finish_deletions()
     world.run(300)
     ready = world.condition("x", "Ready")["message"]
-    assert ready.endswith("x-0: its finalizers have not been removed: a/hold")
+    assert ready.endswith("x-0: it waits for its finalizers: a/hold")
     assert world.reason() == "NamespaceTerminating"
     assert world.condition("x", "Reconciled")["status"] == "True"
     assert world.message() == words

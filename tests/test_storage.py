@@ -101,7 +101,7 @@ def test_a_claim_that_is_being_deleted_is_waited_for_and_named_and_takes_no_data
     assert world.reason() == "ClaimTerminating"
     assert world.message() == (
         "claim data-x-0 is Terminating, and no pod is running with it: if nobody needs that data, delete the "
-        "pod: a new pod gets a new, empty volume, and deletes the vectors if they are in a bucket"
+        "pod; the next pod starts empty, and deletes the vectors if they are in a bucket"
     )
     assert world.warnings == [f"milvus test/x: {world.message()}"]
     ready = world.condition("x", "Ready")
@@ -164,7 +164,7 @@ def test_a_pod_whose_claim_has_lost_its_volume_keeps_the_last_access_to_the_data
     world.passes(20)
     assert world.pods() == ["x-0"], "it would write into nothing"
     assert world.reason() == world.reason(kind="Ready") == "ClaimLost"
-    advice = "if nobody needs that data, delete the claim: a new pod gets a new, empty volume, "
+    advice = "if nobody needs that data, delete the claim; the next pod starts empty, "
     advice += "and deletes the vectors if they are in a bucket"
     assert world.message() == f"claim data-x-1 is Lost, and no pod is running with it: {advice}"
     world.remove(CLAIMS, "data-x-1")
@@ -342,7 +342,7 @@ def test_an_event_says_that_claims_stay_when_their_pods_go() -> None:
     world = at_rest(milvus(replicas=3, **STORED))
     world.change("x", replicas=1)
     world.settle()
-    note = "deleted pods x-1, x-2: spec.replicas is 1; their claims stay"
+    note = "deleted pods x-1, x-2: spec.replicas is 1; their claims are kept"
     assert f"Deleted: {note}" in world.events()
     assert len(claims(world)) == 3
 
