@@ -1365,8 +1365,8 @@ def reconciliation(seen: Observed, problems: Problems, lasting: Set[str]) -> Why
         text = "spec.milvusSpec is not a YAML mapping, so it sets nothing"
         found.append(Why(SPEC_IS_TEXT, text))
     # Once any wait has lasted, fresh ones are told, too: else the message would jump between pods.
-    waits_last = WAITING in lasting
-    found += [why for _, why in sorted(problems.items()) if why.reason != WAITING or waits_last]
+    tells_waits = WAITING in lasting
+    found += [why for _, why in sorted(problems.items()) if why.reason != WAITING or tells_waits]
     for ordinal, pod in sorted(seen.mine.items()):
         if ordinal < spec.replicas and not is_over(pod) and not template_hash_of(pod):
             found.append(why_outdated(pod))
@@ -1407,14 +1407,14 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
     if spec.invalid:
         text = f"{spec.invalid}; until that is corrected, nothing is done about its pods"
         ready = reconciled = Why(INVALID, text)
-        is_true = False
+        all_ready = False
     else:
-        is_true, ready = readiness(seen, problems)
+        all_ready, ready = readiness(seen, problems)
         reconciled = reconciliation(seen, problems, lasting)
     generation = milvus["metadata"]["generation"]
     is_reconciled = reconciled.reason in SUCCESSES
     conditions = [
-        new_condition(milvus, "Ready", is_true, ready, now),
+        new_condition(milvus, "Ready", all_ready, ready, now),
         new_condition(milvus, "Reconciled", is_reconciled, reconciled, now),
     ]
     # Once set for this generation, Stalled stays while the reason is one of STALLED: after a
@@ -1510,7 +1510,7 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
 # minutes. A new spec, which may be the cure, forgets everything except lost deletes, and when a pod
-# was replaced.
+# was replaced or restarted.
 class Try(NamedTuple):
     """The last time that something was tried, and what came of it."""
 

@@ -529,7 +529,8 @@ kubernetes {version("kubernetes")}, kopf {version("kopf")}; etcd and kube-apiser
 started anew for each kind of row. {minutes:.0f} minutes. What is compared ran in turns (A B, B A …).
 The ratio is the median of the turns, with the least and the most, and the figures are those of that turn. A target is
 reached if the ratios of all turns are within it, MISSED if none is, and else not decided. etcd does not wait for the
-disk, and kube-apiserver limits no requests: on a real cluster, all of this takes longer. Quiet pods have statuses such as a kubelet writes.
+disk, and kube-apiserver limits no requests: on a real cluster, all of this takes longer. Quiet pods
+have statuses such as a kubelet writes.
 
 | what | measured against | figures | ratio | to reach | |
 |---|---|---|---|---|---|

@@ -444,9 +444,7 @@ def test_two_managers_that_fight_over_an_image_restart_a_database_once_in_ten_se
     assert 4 <= len(deleted(world)) <= 6
 
 
-def test_a_pod_that_dies_at_once_is_restarted_once_in_ten_seconds_however_its_spec_changes() -> (
-    None
-):
+def test_a_pod_that_dies_is_restarted_once_in_ten_seconds_whatever_the_spec() -> None:
     world = at_rest(milvus())
     for second in range(60):
         world.change("x", updateStrategy={"minReadySeconds": second})
