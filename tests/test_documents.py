@@ -4,7 +4,7 @@ import os
 import pty
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -52,10 +52,9 @@ def test_the_list_of_the_operators_settings_is_that_of_default_yaml() -> None:
         (TOP / "docs/configuration.md").read_text().partition("\n### Settings of the operator\n")[2]
     )
     text = text.partition("\n### ")[0]
-    components = re.findall(r"`(\w+)`", text.partition("is set for")[2].partition(", so that")[0])
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]+)`", text, re.M))
     address = rows.pop("COMPONENT.ip")
-    assert rows | {f"{name}.ip": address for name in components} == mo.DEFAULTS
+    assert rows | {f"{name}.ip": address for name in mo.COMPONENTS} == mo.DEFAULTS
 
 
 def test_make_lists_the_targets_that_the_documents_name() -> None:
@@ -190,17 +189,16 @@ def test_the_commands_that_install_and_those_that_remove_ask_first(
     assert kube.get(), "the operator is removed, not what it manages"
 
 
-# The chapters whose commands are run: by the tests above, by tests/test_restores.py (Back up), and by
+# The chapters whose commands are run: by the tests above, by tests/test_restores.py (Restore), and by
 # the test below. Of these, no test runs the commands about images.
-RUN = ["Run it", "Run it in a cluster", "One namespace", "Permissions", "Back up", "Storage"]
-RUN += ["Updates", "Restart a Milvus", "Troubleshooting"]
+RUN = ["Run it", "Run it in a cluster", "One namespace", "Permissions", "Restore", "Storage"]
+RUN += ["Updates", "Restart a Milvus", "A claim was deleted by mistake"]
 # Other blocks of commands, by how they begin: why no test runs them.
 NOT_RUN = {
     "make demo": "CI runs it, and `make test` is these tests",
-    "kubectl patch pod vectors-0 --subresource=resize": "only a kubelet resizes a container",
     "kubectl apply -n milvus-polling-operator-system -f samples/monitoring": "CRDs of Prometheus",
     "kubectl label -n milvus-polling-operator-system": "CRDs of Prometheus",
-    "kubectl get mi -A": "placeholders; the same commands are run elsewhere, but `kubectl logs`",
+    "kubectl get mi -o wide": "the simulated kubelet has no logs; the others are run elsewhere",
     "bash standalone_embed.sh stop": "Docker; tests/test_milvus.py does it with the real server",
 }
 
@@ -232,7 +230,7 @@ def test_commands_that_change_a_milvus(kube: Kube, command: Start, tmp_path: Pat
     run(restart)
     eventually(lambda: kube.uids().keys() == before.keys() and kube.uids() != before)
     run(ready)
-    change, restart, _ = blocks("sh", chapter("Updates"))
+    change, restart = blocks("sh", chapter("Updates"))
     run(change)
     # kubectl waits forever for a pod that is deleted and created again within milliseconds, as here.
     said = run(restart.replace("kubectl delete", "sleep 2; kubectl delete --wait=false"))
@@ -252,21 +250,39 @@ def test_from_python(kube: Kube, command: Start) -> None:
     assert python("-c", code, **environment).startswith("2 [")
 
 
-def test_a_volume_is_rescued_whose_claim_was_deleted_by_mistake(
-    kube: Kube, command: Start, tmp_path: Path
-) -> None:
+READY = "kubectl wait --for=condition=Ready milvus/vectors --timeout=60s"
+BOUND = "kubectl wait --for=jsonpath='{.status.phase}'=Bound pvc/data-vectors-0 --timeout=60s"
+RETAIN, AGAIN = blocks("sh", chapter("A claim was deleted by mistake"))
+
+
+@pytest.fixture
+def rescue(kube: Kube, command: Start, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Runs scripts about a Milvus with a volume, which the Milvus must use again in the end."""
     run = scripts(kube, tmp_path)
-    _, retain, again = blocks("sh", chapter("Troubleshooting"))
     kube.create_storage_class(kube.ns)
     kube.create_volume(kube.ns, storageClassName=kube.ns, persistentVolumeReclaimPolicy="Delete")
     kube.create("vectors", storage={"size": "1Gi", "storageClassName": kube.ns})
     command("--interval=0.3")
-    bound = "kubectl wait --for=jsonpath='{.status.phase}'=Bound pvc/data-vectors-0 --timeout=60s"
-    ready = "kubectl wait --for=condition=Ready milvus/vectors --timeout=60s"
-    run(f"{ready} && {bound} && kubectl delete pvc data-vectors-0 --wait=false")
-    eventually(lambda: kube.condition("Reconciled", "vectors")["reason"] == "ClaimTerminating")
-    run(f"{retain}\n{again}")
-    run(f"{ready} && {bound}")
+    run(f"{READY} && {BOUND}")
+    yield run
+    run(f"{READY} && {BOUND}")
     shown = ("get", "pvc", "data-vectors-0", "-o", "jsonpath={.spec.volumeName}")
     assert kube.kubectl(*shown) == kube.ns, "the old volume"
     assert kube.condition("Reconciled", "vectors")["status"] == "True"
+
+
+def test_a_volume_is_rescued_whose_claim_was_deleted_by_mistake(
+    kube: Kube, rescue: Callable[[str], str]
+) -> None:
+    rescue("kubectl delete pvc data-vectors-0 --wait=false")
+    eventually(lambda: kube.condition("Reconciled", "vectors")["reason"] == "ClaimTerminating")
+    rescue(f"{RETAIN}\n{AGAIN}")
+
+
+def test_a_volume_is_rescued_whose_milvus_and_claim_are_gone(
+    kube: Kube, rescue: Callable[[str], str]
+) -> None:
+    rescue(RETAIN)
+    rescue("kubectl delete milvus vectors && kubectl delete pvc data-vectors-0")
+    kube.create("vectors", replicas=0, storage={"size": "1Gi", "storageClassName": kube.ns})
+    rescue(f"volume={kube.ns}\nreplicas=1\n{AGAIN}")

@@ -1,4 +1,4 @@
-"""Restores, by the commands of docs/operating.md. What fills a claim is the matter of a volume
+"""Restores, by the commands of docs/backup.md. What fills a claim is the matter of a volume
 snapshot or of copied files; here, a claim without a source stands for either, and the real server
 finds the files of the backup in the new pod's folder."""
 
@@ -12,7 +12,7 @@ import milvus_operator as mo
 from tests.lib.kit import TOP, Kube, Obj, Start, eventually, scripts
 from tests.test_documents import blocks, chapter
 
-ANOTHER_NAME, SAME_NAME = blocks("sh", chapter("Back up"))
+ANOTHER_NAME, SAME_NAME = blocks("sh", chapter("Restore"))
 SOURCE = (
     "  dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: vectors-0-abcde}"
 )
