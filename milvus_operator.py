@@ -209,7 +209,7 @@ def condition_of(obj: Obj, type_: str) -> Obj:
     return next((item for item in conditions_of(obj) if item["type"] == type_), {})
 
 
-def contains(obj: Obj, part: Obj) -> bool:
+def contains(obj: Obj, part: Mapping[str, Any]) -> bool:
     """Whether a mapping has all of these keys, with these values."""
     return part.items() <= obj.items()
 
@@ -1612,10 +1612,12 @@ class Retries:
         last = self.tries.get(key)
         return last.tried if last and last.problem else -inf
 
-    def has_failed(self, key: Key) -> bool:
-        """Whether the last try failed, in a way that does not resolve itself."""
-        problem = self.tries[key].problem if key in self.tries else None
-        return problem is not None and problem.reason != WAITING
+    def has_failed(self, key: Key, now: float) -> bool:
+        """Whether the last try failed, in a way that does not resolve itself, or for a while."""
+        last = self.tries.get(key)
+        if not last or not last.problem:
+            return False
+        return last.problem.reason != WAITING or now >= last.since + LASTING
 
     def refused(self, now: float) -> RefusedKeys:
         """What the API server has refused, and is not to be tried again yet."""
@@ -1694,6 +1696,12 @@ def no_answer(text: str) -> ApiError:
 
 def stale(text: str) -> ApiError:
     return ApiError(Why(WAITING, text), Failure.STALE)
+
+
+NOT_KEPT = ApiError(
+    Why(WAITING, "what was written is not there; perhaps something else writes it, too"),
+    Failure.LOST,
+)
 
 
 def status_in(body: Any) -> tuple[Obj, list[str]]:
@@ -1992,14 +2000,14 @@ class Api:
             if resource is not self.events:  # they are sent beside the loop
                 self.progressed = self.clock()
 
-    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
-        """Send a write; returns the object of the response."""
+    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> None:
+        """Send a write, and check that it is an API server that responds."""
         if self.stopping.is_set():
             raise stale("the operator is about to stop")
         if self.dry_run:
             options["dry_run"] = "All"
         body = self.request(verb, resource, target, **options)
-        return parse_object(body, resource.kind, "Status")  # after a delete, it may be either
+        parse_object(body, resource.kind, "Status")  # after a delete, it may be either
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
@@ -2015,17 +2023,15 @@ class Api:
         strict = [("fieldValidation", "Strict")]
         self.write("create", resource, obj["metadata"], body=obj, query_params=strict, **options)
 
-    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> Obj:
+    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
         """Change an object, unless somebody else has changed it since it was listed."""
         metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
         body = change | {"metadata": metadata}
-        return self.write("patch", resource, obj["metadata"], body=body, **options)
+        self.write("patch", resource, obj["metadata"], body=body, **options)
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
-        answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
-        if not contains(answer.get("status") or {}, status):
-            raise no_answer("the API server has not kept the status: is the CRD an old one?")
+        self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run whether the API server accepts such a pod. Whether the name is
@@ -2115,6 +2121,7 @@ class Outcome(NamedTuple):
     told: str = ""  # the message about its state that was last told, in the log and by an event
     # Whether it changed something but wrote no status, so that the next one must.
     owes_status: bool = False
+    written: Mapping[str, Any] = MappingProxyType({})  # the status, until a list has shown it
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
     # When the next visit is made, even if nothing changes. A visit for which there was no time
     # keeps this, so that it goes earlier in the next pass.
@@ -2148,6 +2155,7 @@ class Visit:
         self.milvus = self.seen.milvus
         self.outcome = self.last  # of the last visit, until `run_pass` knows that of this one
         self.retries = self.last.retries
+        self.written = self.last.written
 
     @property
     def versions(self) -> Sequence[Any]:
@@ -2227,7 +2235,7 @@ class Visit:
         is_right = self.write_status(status)
 
         # 5. Return what came of it.
-        state = FAILED if self.retries.has_failed(STATUS) else state_of(status)
+        state = FAILED if self.retries.has_failed(STATUS, now) else state_of(status)
         return self.new_outcome(state, told, owes_status=not is_right)
 
     def come_back(self, time: float) -> None:
@@ -2333,31 +2341,40 @@ class Visit:
         return message
 
     def write_status(self, status: Obj) -> bool:
-        """Write the status if it has changed. Returns whether it is right now."""
+        """Write the status if it has changed. Returns whether it is right now, or there is none."""
         now = self.api.clock()
-        if contains(self.milvus["status"], status):
+        listed = self.milvus["status"]
+        written, self.written = self.written, {}
+        is_right = contains(listed, status)
+        if is_right or (written and contains(listed, written)):
             self.retries.succeeded(STATUS, now)
-            return True
-        if self.retries.waits(STATUS, now):
-            return False
-        if not self.retries.tries_once:  # the next list must prove it: a proxy may have responded
-            self.come_back(now)
+        elif written:  # a proxy may have responded, or somebody else writes the status
+            self.status_failed(NOT_KEPT)
+        if is_right or self.retries.waits(STATUS, now):
+            return is_right
+        if not self.retries.tries_once:
+            self.come_back(now)  # to see whether the next list shows it
         try:
             self.api.write_status(self.milvus, status)
         except ApiError as error:
-            self.come_back(now)
-            if error.why.reason != WAITING and not self.retries.has_failed(STATUS):
-                self.log(logging.WARNING, f"the status update failed: {error}")
-            # NotFound: an older CRD has no status, so that this would be tried in each pass.
-            will_be_listed = error.failure is Failure.STALE and error.status_reason != "NotFound"
-            if not will_be_listed:
-                now = self.api.clock()
-                self.retries.failed(STATUS, now, error.why, most=error.most_delay)
-            return False
-        self.retries.succeeded(STATUS, now)
+            self.status_failed(error)
+            return error.status_reason == "NotFound"  # under an older CRD, there is none
+        if not self.retries.tries_once:
+            self.written = status
         # `say_changes` has run, so this appears only in the count of the pass.
         self.made[Change("Updated", "status")].append(name_of(self.milvus))
         return True
+
+    def status_failed(self, error: ApiError) -> None:
+        """Back off, and log a failure that does not resolve itself, once."""
+        now = self.api.clock()
+        was_told = self.retries.has_failed(STATUS, self.retries.failed_at(STATUS))
+        if self.needs_delay(error) or error.status_reason == "NotFound":
+            self.retries.failed(STATUS, now, error.why, most=error.most_delay)
+        else:
+            self.come_back(now)
+        if self.retries.has_failed(STATUS, now) and not was_told:
+            self.log(logging.WARNING, f"the status update failed: {error}")
 
     def say_changes(self) -> None:
         """Log each kind of change, and send an event for it. What was created shares one event: in
@@ -2393,6 +2410,7 @@ class Visit:
             state=state,
             told=told,
             owes_status=owes_status,
+            written=self.written,
             has_more=self.has_more,
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
@@ -2595,7 +2613,8 @@ class Operator:
         unfinished = self.unfinished()
         for visit in unfinished:
             visit.log(logging.WARNING, "there is more to do: run it again")
-        has_failed = any(visit.outcome.state == FAILED for visit in self.all_visits())
+        outcomes = [visit.outcome for visit in self.all_visits()]
+        has_failed = any(one.state == FAILED or one.owes_status for one in outcomes)
         return self.has_listed and not (unfinished or has_failed or self.outages)
 
     def unfinished(self) -> list[Visit]:

@@ -366,20 +366,6 @@ def test_once_does_not_wait_to_say_that_a_refusal_is_stalled() -> None:
     assert world.reason(kind="Stalled") == "Forbidden"
 
 
-def test_a_stale_status_is_written_in_the_next_pass_whatever_failed_before() -> None:
-    world = at_rest(milvus())
-    server = world.server
-    server.reject("patch", "milvuses/status", 500, "not now", times=5)
-    world.change("x", replicas=2)
-    world.run(20)
-    server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=1)
-    world.run(40)
-    assert world.status("x")["observedGeneration"] == 2
-    before, after = world.times("patch", "milvuses/status")[4:6]
-    assert before >= 16
-    assert after <= 5
-
-
 def test_an_unexpected_exception_backs_off_and_harms_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -458,14 +444,38 @@ def test_a_status_that_cannot_be_written_backs_off_and_is_a_problem_of_that_milv
     assert metric("milvuses", state="failed") == 0
 
 
+@pytest.mark.parametrize(("code", "reason"), [(409, "Conflict"), (429, ""), (404, "NotFound")])
+def test_a_status_that_can_never_be_written_is_told_once_even_if_that_should_pass(
+    code: int, reason: str
+) -> None:
+    """For ever, it would say what is no longer so."""
+    world = at_rest(milvus())
+    rule = world.server.reject("patch", "milvuses/status", code, "a webhook says no", reason)
+    world.server.set_pod("x-0", ready=False)
+    world.run(25)
+    assert world.warnings == []
+    world.run(300)
+    assert world.warnings == ["milvus test/x: the status update failed: a webhook says no"]
+    assert metric("milvuses", state="failed") == 1
+    assert rule.hits <= (40 if code == 429 else 12)
+    rule.times = 0
+    world.run(60)
+    assert world.reason(kind="Ready") == "NotReady"
+    assert metric("milvuses", state="failed") == 0
+
+
 def test_under_a_crd_without_a_status_pods_are_made_and_the_log_says_once_what_is_wrong() -> None:
     world = World(milvus("x"), milvus("bad", milvusSpec="proxy.port: 1"))
     world.server.reject("patch", "milvuses/status", 404, "not found", "NotFound")
     world.passes(100)
     assert world.pods() == ["x-0"]
-    (line,) = world.warnings
-    assert line.startswith("milvus test/bad: spec.milvusSpec, line 1: leave out proxy.port and")
+    invalid, *others = world.warnings
+    assert invalid.startswith("milvus test/bad: spec.milvusSpec, line 1: leave out proxy.port and")
+    told = "the status update failed: not found"
+    assert sorted(others) == [f"milvus test/{name}: {told}" for name in ("bad", "x")]
     assert len(world.requests("patch", "milvuses/status")) < 30
+    world.remove("milvuses", "bad")
+    assert world.new_operator().run_once(), "all that can be done"
 
 
 @pytest.mark.parametrize("status", ["text", ["text"], 7, {"conditions": "text"}])

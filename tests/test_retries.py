@@ -124,15 +124,16 @@ def test_a_reason_lasts_after_half_a_minute_of_failures() -> None:
     assert once.lasting(0) == {"Forbidden"}
 
 
-def test_waiting_for_something_is_no_failure() -> None:
+def test_waiting_for_something_is_a_failure_once_it_has_lasted() -> None:
     retries = mo.Retries()
-    assert not retries.has_failed(STATUS)
+    assert not retries.has_failed(STATUS, 0)
     retries.failed(STATUS, 0, mo.Why("Waiting", "the list was old"))
-    assert not retries.has_failed(STATUS)
+    assert not retries.has_failed(STATUS, 29)
+    assert retries.has_failed(STATUS, 30)
     retries.failed(STATUS, 1, WHY)
-    assert retries.has_failed(STATUS)
+    assert retries.has_failed(STATUS, 1)
     retries.succeeded(STATUS, 2)
-    assert not retries.has_failed(STATUS)
+    assert not retries.has_failed(STATUS, 99)
 
 
 def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None:
