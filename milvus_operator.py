@@ -2095,9 +2095,9 @@ def timestamp(precision: str = "seconds") -> str:
 
 # Who touches what. A pass makes each visit in one task of the pool and waits for all of them, so
 # passes never overlap, and no two threads ever serve the same Milvus. A visit is given all that it
-# needs. What came of it is returned as an Outcome, which the loop keeps; all Outcomes of a Milvus
-# share one Retries. Events are sent by a thread of their own, which outlives passes. All that
-# threads share is the Api: there, a request notes when it has ended, and a delete if it got no
+# needs. What the next one must know is returned as an Outcome, which the loop keeps; all those of a
+# Milvus share one Retries. Events are sent by a thread of their own, which outlives passes. All
+# that threads share is the Api: there, a request notes when it has ended, and a delete if it got no
 # answer. So there are no locks.
 
 
@@ -2128,8 +2128,6 @@ class Outcome(NamedTuple):
     due: float = inf
     versions: Sequence[Any] = ()  # of what it has seen
     first_seen: Mapping[ReadyState, float] = MappingProxyType({})  # see `Observed`
-    changes: Sequence[str] = ()  # in the words of the log, once for each object
-    events: Sequence[Obj] = ()  # to be sent
 
 
 # Seconds by which others go first: see `Visit.turn`.
@@ -2145,8 +2143,8 @@ class Visit:
     seen: Observed
     last: Outcome  # of the visit before
     began: float = 0.0
-    made: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))
-    events: list[Obj] = field(default_factory=list)
+    made: dict[Change, list[str]] = field(default_factory=lambda: defaultdict(list))  # names
+    events: list[Obj] = field(default_factory=list)  # to be sent
     due: float = inf
     has_more: bool = False
     has_changed: bool = False  # the Milvus, since it was listed
@@ -2187,7 +2185,7 @@ class Visit:
         """Reconcile, if there is still time. Nothing that an object contains may end the loop."""
         self.began = self.api.clock()
         if not self.api.may_act():
-            return self.last._replace(due=min(self.last.due, self.began), changes=(), events=())
+            return self.last._replace(due=min(self.last.due, self.began))
         try:
             return self.reconcile()
         except Exception as error:
@@ -2415,8 +2413,6 @@ class Visit:
             due=min(self.due, self.retries.next(self.began)),
             versions=self.versions,
             first_seen=self.seen.first_seen,
-            changes=[change.words for change, names in self.made.items() for _name in names],
-            events=self.events,
         )
 
     def note(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
@@ -2640,8 +2636,9 @@ class Operator:
             needed.sort(key=lambda visit: visit.turn(listed))
             for visit, outcome in zip(needed, self.pool.map(Visit.make, needed), strict=True):
                 visit.outcome = outcome
-                changes.update(outcome.changes)
-                self.send(outcome.events)
+                for change, names in visit.made.items():
+                    changes[change.words] += len(names)
+                self.send(visit.events)
         except Unusable as error:
             outages["the configuration cannot be loaded"] = error.message
         except Exception as error:  # nobody foresaw it, but it must not end the loop
