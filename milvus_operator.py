@@ -1493,8 +1493,8 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 # The life of a write, in which a visit tries to do something about one pod or claim, or the status.
 #
 #   what comes of it             what is remembered        what later passes do
-#   done                         when, if the verb is      it, if it is due again; if PACED, after
-#                                PACED; else nothing       10 s, 20 s, 40 s, then a minute; a create
+#   done                         when; of a delete or a    it, if it is due again, after 10 s,
+#                                status, nothing           20 s, 40 s, then a minute; a create
 #                                                          after 1 s, 2 s, 4 s, 8 s, then 10 s
 #   REFUSED: the API server      the problem               it again, after 1 s, 2 s, 4 s … a minute;
 #   has said no                                            a roll takes another pod meanwhile
@@ -1532,10 +1532,6 @@ class Retries:
     With `tries_once` (--once, --dry-run), no action on a pod or claim is tried a second time for
     the same spec, except after a Conflict (`Visit.needs_delay`). The status is still written."""
 
-    # What may have to be done for ever, as when something deletes each new pod. Not `delete`: what
-    # is surplus again must not wait.
-    PACED = ("create", "restart", "replace", "adopt", "claim", "require_claim", "expose", "grow")
-
     def __init__(self, tries_once: bool = False) -> None:
         self.tries_once = tries_once
         self.tries: dict[Key, Try] = {}  # the last of each
@@ -1559,7 +1555,9 @@ class Retries:
     def succeeded(self, key: Key, now: float) -> None:
         verb, ordinal = key
         last = self.tries.pop(key, None)
-        if verb in self.PACED or (self.tries_once and ordinal is not None):
+        # What may have to be done for ever, as when something deletes each new pod, is paced. Not
+        # `delete`: what is surplus again must not wait.
+        if ordinal is not None and (verb != "delete" or self.tries_once):
             last_delay = last.delay if last and not last.problem else 0
             first, most = FIRST_PACE, LONGEST_DELAY
             if verb == "create":  # a lost pod must come back soon
