@@ -2420,25 +2420,29 @@ class Visit:
 
     def create(self, action: Action) -> None:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
-        try:
-            self.api.create(self.api.pods, new_pod(self.milvus, self.seen.spec, action.ordinal))
-        except ApiError as error:
-            if error.status_reason == "AlreadyExists":
-                raise self.explained(error, action.obj) from None
-            raise
-        self.note(CREATED, "pod", action.obj)
+        pod = new_pod(self.milvus, self.seen.spec, action.ordinal)
+        if error := self.create_object("pod", self.api.pods, pod):
+            taken = self.api.find(self.api.pods, pod)
+            if not taken:
+                raise error
+            # REFUSED even if it resolves itself: with --once, each pass would try a Conflict.
+            why = why_name_is_taken(self.milvus, taken)
+            raise ApiError(why, Failure.REFUSED, error.code)
         if self.seen.spec.storage and action.ordinal not in self.seen.claims:
             # If this fails, that counts as a failure of `create`, which backs off; and the next
             # pass finds a pod without a claim.
             self.claim(action)
 
-    def explained(self, error: ApiError, obj: Obj) -> ApiError:
-        """The error, or one that says whose pod has this name, if it is still there."""
-        taken = self.api.find(self.api.pods, obj)
-        if not taken:
-            return error
-        # REFUSED even if it resolves itself: with --once, a Conflict would be tried in each pass.
-        return ApiError(why_name_is_taken(self.milvus, taken), Failure.REFUSED, error.code)
+    def create_object(self, kind: str, resource: Resource, obj: Obj) -> ApiError | None:
+        """Create an object. Returns the error if its name is taken."""
+        try:
+            self.api.create(resource, obj)
+        except ApiError as error:
+            if error.status_reason == "AlreadyExists":
+                return error
+            raise
+        self.note(CREATED, kind, obj)
+        return None
 
     def await_claim(self, action: Action) -> None:
         """Fail while a claim keeps its pod from being created, so that a long wait is told."""
@@ -2448,29 +2452,18 @@ class Visit:
         """Create a claim, unless there is one without our label, which is not listed: somebody else
         has made it, and the pod uses it."""
         claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
-        try:
-            self.api.create(self.api.claims, claim)
-        except ApiError as error:
-            if error.status_reason != "AlreadyExists":
-                raise
-            return
-        self.note(CREATED, "claim", claim)
+        self.create_object("claim", self.api.claims, claim)
 
     def expose(self, action: Action) -> None:
         """Create the Service. If there is one without our label, it is left as it is, and told."""
         service = new_service(self.milvus)
-        try:
-            self.api.create(self.api.services, service)
-        except ApiError as error:
-            if error.status_reason != "AlreadyExists":
-                raise
+        if error := self.create_object("service", self.api.services, service):
             label = selector_of(self.milvus)
             text = f"service {name_of(service)} already exists without the label {label}"
             advice = "if it leads to these pods, add the label"
             otherwise = "otherwise, clients that use this name reach something else"
             why = Why(SERVICE_EXISTS, f"{text}: {advice}; {otherwise}")
-            raise ApiError(why, Failure.REFUSED, error.code) from None
-        self.note(CREATED, "service", service)
+            raise ApiError(why, Failure.REFUSED, error.code)
 
     def adopt(self, action: Action) -> None:
         """Set the owner of an orphan, after a fresh look whether the Milvus is still there: the
