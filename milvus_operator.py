@@ -1007,7 +1007,9 @@ class Action(NamedTuple):
 
     verb: str
     ordinal: int  # or SERVICE
-    obj: Obj  # as listed; of what is to be created, its name
+    # The pod or claim as listed. Empty for what is to be created: that is made when it is sent,
+    # because a thousand large pods at once would take gigabytes.
+    obj: Obj
     because: str = ""
 
     @property
@@ -1132,7 +1134,7 @@ def decide(seen: Observed, refused: RefusedKeys) -> Iterator[Action]:
         if spec.storage and ordinal < spec.replicas and may_grow(claim, spec):
             yield Action("grow", ordinal, claim, f"spec.storage.size is {spec.storage['size']}")
     if seen.lacks_service:
-        yield Action("expose", SERVICE, only_named(seen.milvus, name_of(seen.milvus)))
+        yield Action("expose", SERVICE, {})
 
 
 def tidy(seen: Observed) -> Iterator[Action]:
@@ -1162,21 +1164,12 @@ def complete(seen: Observed) -> Iterator[Action]:
     for ordinal in range(spec.replicas):
         if ordinal not in seen.mine and ordinal not in taken:
             verb = "await_claim" if ordinal in seen.blocked else "create"
-            yield Action(verb, ordinal, only_named(milvus, pod_name(milvus, ordinal)))
+            yield Action(verb, ordinal, {})
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
             # One that has begun had a claim, with data in it: perhaps that only lacks our label.
-            if has_begun(pod):
-                yield Action("require_claim", ordinal, pod)
-            else:
-                yield Action("claim", ordinal, only_named(milvus, claim_name(milvus, ordinal)))
-
-
-def only_named(milvus: Obj, name: str) -> Obj:
-    """The name of what is to be created. The rest is made when it is sent: made all at once, a
-    thousand pods of a large spec would take minutes, and gigabytes."""
-    return {"metadata": {"namespace": namespace_of(milvus), "name": name}}
+            yield Action("require_claim" if has_begun(pod) else "claim", ordinal, pod)
 
 
 def may_grow(claim: Obj, spec: Spec) -> bool:
@@ -2524,11 +2517,11 @@ class Visit:
         reaches the data. It may lack our label, so it is read by its name."""
         if not self.seen.spec.storage:
             return
-        name = claim_name(self.milvus, action.ordinal)
-        claim = self.api.find(self.api.claims, only_named(self.milvus, name))
+        ours = new_claim(self.milvus, self.seen.spec, action.ordinal)
+        claim = self.api.find(self.api.claims, ours)
         state = state_of_claim(claim) if claim else "gone"
         if state in BLOCKING:
-            raise ApiError(why_claim_blocks(name, state, action.obj), Failure.REFUSED)
+            raise ApiError(why_claim_blocks(name_of(ours), state, action.obj), Failure.REFUSED)
 
 
 def unexpected(error: Exception) -> str:
