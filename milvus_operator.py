@@ -679,23 +679,15 @@ def path_of(mount: Obj) -> str:
 MAX_EVENTS = 5000
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
 TEXT = "tag:yaml.org,2002:str"
-# The settings that the ports of the pod rely on.
-FIXED = {"proxy.port": str(PORTS["milvus"]), "metrics.port": str(PORTS["metrics"])}
-
-
-class Part(NamedTuple):
-    """A part of the data. The setting `decider` chooses where it is: for some of its values, in the
-    folder in the pod that the setting in `folders` names; for any other, outside the pod."""
-
-    decider: str
-    folders: dict[str, str]
-
-
-TRUE = ("true", "t", "1")  # for Milvus, which parses them by Go's strconv.ParseBool
+# The settings that the ports of the pod rely on, by canonical name.
+FIXED = {"proxyport": str(PORTS["milvus"]), "metricsport": str(PORTS["metrics"])}
+# The parts of the data. The first setting decides where a part is: for these of its values, in the
+# folder in the pod that the other setting names; for any other value, outside the pod.
 PARTS = {
-    "vectors": Part("common.storageType", {"local": "localStorage.path"}),
-    "etcd": Part("etcd.use.embed", dict.fromkeys(TRUE, "etcd.data.dir")),
-    "queue": Part(
+    "vectors": ("common.storageType", {"local": "localStorage.path"}),
+    # What is true for Milvus, which parses it by Go's strconv.ParseBool.
+    "etcd": ("etcd.use.embed", dict.fromkeys(("true", "t", "1"), "etcd.data.dir")),
+    "queue": (
         "mq.type",
         {
             "rocksmq": "rocksmq.path",
@@ -803,12 +795,11 @@ def settings_of(tree: Any) -> dict[str, Scalars]:
     """The settings of a mapping, by their dotted names. Raises Invalid."""
     found: dict[str, Scalars] = {}
     lines: dict[str, int] = {}  # of each setting, by its canonical name
-    fixed = {canonical(name): value for name, value in FIXED.items()}
     for name, items, mark in flatten(tree):
         key = canonical(name)
         if key in lines:
             raise invalid_at(mark, f"it sets the same setting as line {lines[key]}")
-        if key in fixed and value_of(items) != fixed[key]:
+        if key in FIXED and value_of(items) != FIXED[key]:
             advice = "to move a port, set PROXY_PORT, or METRICS_PORT and the probes, in spec.pod"
             raise invalid_at(mark, f"leave out proxy.port and metrics.port: {advice}")
         found[name] = items
