@@ -1273,13 +1273,11 @@ def why_name_is_taken(milvus: Obj, pod: Obj) -> Why:
     because a listed one lacks the kind and the name of its owner."""
     name = name_of(pod)
     owner = controller_of(pod)
-    # Four that resolve themselves.
+    # Three that resolve themselves.
     if is_ending(pod):
         return Why(WAITING, f"an earlier pod {name} is being deleted")
-    if is_ours(milvus, pod):
-        return Why(WAITING, f"pod {name} was created a moment ago")
-    if is_orphan(milvus, pod):
-        return Why(WAITING, f"pod {name} is about to be adopted")
+    if is_ours(milvus, pod) or is_orphan(milvus, pod):
+        return Why(WAITING, f"pod {name} has come since the pods were listed")
     if is_of_namesake(milvus, owner):
         text = f"pod {name} belongs to an earlier Milvus of this name"
         return Why(WAITING, f"{text}: the garbage collector deletes it")
@@ -2342,7 +2340,7 @@ class Visit:
         if not self.retries.tries_once:
             self.written = status
         # `say_changes` has run, so this appears only in the count of the pass.
-        self.made[Change("Updated", "status")].append(name_of(self.milvus))
+        self.note("Updated", "status", self.milvus)
         return True
 
     def status_failed(self, error: ApiError) -> None:
