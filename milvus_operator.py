@@ -993,8 +993,8 @@ class ReadyState(NamedTuple):
 class Action(NamedTuple):
     """Something to do; the verbs are methods of `Visit`. Three of them delete a pod: `delete`,
     because it is surplus; `restart`, because it has ended; `replace`, because its template is
-    outdated. A later pass creates what is missing then. `require_claim` and `await_claim` change
-    nothing: they fail if the claim of a pod is gone, or is still there."""
+    outdated. A later pass creates what is missing then. `require_claim` changes nothing: it fails
+    if the claim of a pod is gone."""
 
     verb: str
     ordinal: int  # or SERVICE
@@ -1152,10 +1152,9 @@ def complete(seen: Observed) -> Iterator[Action]:
     # Without strangers, somebody else's pods with our names: their create fails, and tells whose
     # they are.
     taken = {o for o, pod in seen.named.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    for ordinal in range(spec.replicas):
-        if ordinal not in seen.mine and ordinal not in taken:
-            verb = "await_claim" if ordinal in seen.blocked else "create"
-            yield Action(verb, ordinal, {})
+    absent = {*range(spec.replicas)} - seen.mine.keys() - taken - seen.blocked.keys()
+    for ordinal in sorted(absent):
+        yield Action("create", ordinal, {})
     for ordinal, pod in sorted(seen.mine.items()):
         is_there = ordinal < spec.replicas and not is_over(pod)
         if spec.storage and is_there and ordinal not in seen.claims:
@@ -2425,10 +2424,6 @@ class Visit:
             raise
         self.note(CREATED, kind, obj)
         return None
-
-    def await_claim(self, action: Action) -> None:
-        """Fail while a claim keeps its pod from being created, so that a long wait is told."""
-        raise ApiError(self.seen.blocked[action.ordinal], Failure.REFUSED)
 
     def claim(self, action: Action) -> None:
         """Create a claim, unless there is one without our label, which is not listed: somebody else
