@@ -1520,17 +1520,15 @@ class Retries:
     def waits(self, key: Key, now: float) -> bool:
         return key in self.tries and now < self.tries[key].until
 
-    def failed(
-        self, key: Key, now: float, problem: Why, is_refused: bool = False, most: float = inf
-    ) -> None:
-        """Wait for longer and longer, but for `most` seconds at most."""
+    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
+        """Wait for longer and longer."""
         last = self.tries.get(key)
         since, last_delay = now, 0.0
         if last and last.problem:
             last_delay = last.delay
             if last.problem.reason == problem.reason:
                 since = last.since
-        delay = self.next_delay(FIRST_DELAY, last_delay, most)
+        delay = self.next_delay(FIRST_DELAY, last_delay, LONGEST_DELAY)
         self.tries[key] = Try(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
@@ -1547,7 +1545,7 @@ class Retries:
 
     def next_delay(self, first: float, last_delay: float, most: float) -> float:
         """How many seconds to wait after this try."""
-        return inf if self.tries_once else min(max(first, 2 * last_delay), most, LONGEST_DELAY)
+        return inf if self.tries_once else min(max(first, 2 * last_delay), most)
 
     def for_another_spec(self) -> Retries:
         """What survives a new spec: when each pod was last replaced or restarted
@@ -1649,12 +1647,6 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.why.message
-
-    @property
-    def most_delay(self) -> float:
-        """Seconds after which it may be tried again, however often it has failed. A server that
-        throttles requests most often does so only for a short time."""
-        return 10 if self.code == 429 else inf
 
     @property
     def would_fail_for_all(self) -> bool:
@@ -2278,13 +2270,12 @@ class Visit:
             now = self.api.clock()
             self.come_back(now)  # for what this failure may have cut off
             if error.failure is Failure.LOST and not self.retries.tries_once:
-                self.retries.failed(ANSWER, now, error.why, most=error.most_delay)
+                self.retries.failed(ANSWER, now, error.why)
             elif error.code:  # a refusal is an answer, too
                 self.retries.succeeded(ANSWER, now)
             if self.needs_delay(error):
                 is_refused = error.failure is Failure.REFUSED
-                most = error.most_delay
-                self.retries.failed(action.key, now, error.why, is_refused, most)
+                self.retries.failed(action.key, now, error.why, is_refused)
             return error
         now = self.api.clock()
         self.retries.succeeded(action.key, now)
@@ -2347,7 +2338,7 @@ class Visit:
         now = self.api.clock()
         was_told = self.retries.has_failed(STATUS, self.retries.failed_at(STATUS))
         if self.needs_delay(error) or error.status_reason == "NotFound":
-            self.retries.failed(STATUS, now, error.why, most=error.most_delay)
+            self.retries.failed(STATUS, now, error.why)
         else:
             self.come_back(now)
         if self.retries.has_failed(STATUS, now) and not was_told:

@@ -275,7 +275,7 @@ def test_a_server_that_asks_to_come_later_is_left_alone_by_that_milvus() -> None
     world.run(8)
     assert 3 <= rule.hits <= 5, "after 1, 2, 4 seconds, for all fifty pods"
     world.run(92)
-    assert 11 <= rule.hits <= 14, "at last every ten seconds, because a burst is soon over"
+    assert rule.hits <= 7, "like anything that fails"
 
 
 def test_a_back_off_ends_on_time_however_long_the_pass_takes() -> None:
@@ -457,7 +457,7 @@ def test_a_status_that_can_never_be_written_is_told_once_even_if_that_should_pas
     world.run(300)
     assert world.warnings == ["milvus test/x: the status update failed: a webhook says no"]
     assert metric("milvuses", state="failed") == 1
-    assert rule.hits <= (40 if code == 429 else 12)
+    assert rule.hits <= 12
     rule.times = 0
     world.run(60)
     assert world.reason(kind="Ready") == "NotReady"
