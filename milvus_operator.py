@@ -2957,10 +2957,10 @@ def start_health_server(operator: Operator, port: int) -> None:
             HealthServer.address_family = socket.AF_INET6
     try:
         server = HealthServer((address, port), Health)
-    except OSError as error:
-        text = f"cannot listen on port {port}: {error.strerror}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    except (OSError, RuntimeError) as error:  # there may be no more threads
+        text = f"cannot listen on port {port}: {error}"
         raise Unusable(f"{text}; choose another with --health-port") from None
-    threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 # ---------- The command ----------
@@ -3011,9 +3011,7 @@ def start_pool(workers: int) -> Executor:
     return pool
 
 
-# In seconds, after a signal.
-STOPPING = 4  # that requests which have begun may take
-LAST_WORDS = 0.5  # that the log may take then
+STOPPING = 4  # seconds after a signal that requests which have begun may take
 
 
 def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_if_late: int) -> int:
@@ -3028,19 +3026,11 @@ def run_until_signal(loop: Callable[[], bool], stopping: threading.Event, code_i
         stopping.set()
         signal.alarm(STOPPING)
 
-    def give_up(_: int, __: Any) -> None:
-        # In a thread, because the log may be what is blocked: by a pipe that nobody reads.
-        text = "stopped; a request did not end in time"
-        last_words = threading.Thread(target=log.info, args=(text,), daemon=True)
-        with suppress(RuntimeError):  # there may be no more threads
-            last_words.start()
-            last_words.join(LAST_WORDS)
-        os._exit(code_if_late)
-
-    signal.signal(signal.SIGALRM, give_up)
+    # Without a word: the log may be what is blocked, by a pipe that nobody reads.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(code_if_late))
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
-    is_good = ThreadPoolExecutor(1).submit(loop).result()
+    is_good = start_pool(1).submit(loop).result()
     if stopping.is_set():
         log.info("stopped")
     return 0 if is_good else 1

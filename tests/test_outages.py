@@ -1,5 +1,6 @@
 """Outages: one line when each begins, one when it ends, and never a stop."""
 
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from kubernetes.client import Configuration
 from kubernetes.config import ConfigException
 
 import milvus_operator as mo
+from local.controlplane import free_ports
 from tests.lib.kit import eventually, output_of
 from tests.lib.wire import Api
 from tests.lib.world import World, at_rest, metric, milvus
@@ -135,6 +137,13 @@ def test_without_threads_it_does_not_start_and_a_bug_of_the_loop_is_not_called_t
         with pytest.raises(click.ClickException, match="cannot start a thread: can't start"):
             mo.start_pool(4)
     eventually(lambda: threading.active_count() <= before + 2, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no thread")))
+        patch.setattr(signal, "signal", Mock())
+        with pytest.raises(click.ClickException, match="cannot start a thread: no thread"):
+            mo.run_until_signal(lambda: True, threading.Event(), 0)
+        with pytest.raises(click.ClickException, match=r"cannot listen on port .*no thread"):
+            mo.start_health_server(World().operator, free_ports(1)[0])
     world = World(milvus())
     good, _ = counted()
     with monkeypatch.context() as patch:
