@@ -134,7 +134,7 @@ PROGRESSING = "progressing"
 FAILED = "failed"
 
 # Sizes.
-MAX_SPEC = 128 << 10  # bytes of a spec as JSON
+MAX_SPEC = 128 << 10  # bytes of a spec, or of the status of a Milvus, as JSON
 MAX_REPLICAS = 1000
 SERVICE = MAX_REPLICAS  # stands for the Service in place of an ordinal, and sorts after all of them
 
@@ -1755,7 +1755,7 @@ def slim(obj: Obj) -> Obj:
     such as another annotation, add it here."""
     metadata = pick(obj["metadata"], METADATA)
     finalizers = metadata.get("finalizers") or []
-    metadata["finalizers"] = [name[:MAX_TEXT] for name in finalizers[:MAX_FINALIZERS]]
+    metadata["finalizers"] = finalizers[:MAX_FINALIZERS]
     ours = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
     metadata["annotations"] = {key: text[:MAX_TEXT] for key, text in ours.items()}
     metadata["labels"] = pick(obj["metadata"].get("labels") or {}, [MILVUS_LABEL])
@@ -1785,17 +1785,24 @@ def slim_claim(claim: Obj) -> Obj:
 
 def slim_milvus(milvus: Obj) -> Obj:
     """What is kept of a Milvus, with its spec as JSON: as parsed dicts, some specs would take
-    thirty times the memory. A spec that is too large, or nested too deeply to be written again, is
-    left out."""
+    thirty times the memory. A spec or status that is too large, or nested too deeply to be written
+    again, is left out."""
     slimmed = slim(milvus)
-    if "spec" in milvus:
-        with suppress(RecursionError):
-            text = json.dumps(milvus["spec"], ensure_ascii=False)
-            # Not the text: with one emoji in it, each of its characters takes four bytes.
-            written = text.encode(errors="surrogatepass")
-            if len(written) <= MAX_SPEC:
-                slimmed["written_spec"] = written
+    if not short_json(slimmed["status"]):
+        slimmed["status"] = {}
+    if "spec" in milvus and (written := short_json(milvus["spec"])):
+        slimmed["written_spec"] = written
     return slimmed
+
+
+def short_json(value: Any) -> bytes:
+    """As JSON; empty if that is too long, or if the value is nested too deeply."""
+    with suppress(RecursionError):
+        # Not the text: with one emoji in it, each of its characters takes four bytes.
+        written = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+        if len(written) <= MAX_SPEC:
+            return written
+    return b""
 
 
 def split_page(body: bytes) -> tuple[bytes, str]:
