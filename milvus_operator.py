@@ -879,6 +879,9 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     does not know. Raises Invalid."""
     pod = new_pod(milvus, spec, 0)
     refuse_overrides(pod)
+    if spec.storage and data_volume(milvus, spec, 0) not in pod["spec"]["volumes"]:
+        text = "spec.pod has a volume named data, although spec.storage makes one of that name"
+        raise Invalid(f"{text}: leave out one of them")
     places = places_of(spec, pod)
     of_another = places_of(spec, new_pod(milvus, spec, 1)) if spec.replicas > 1 else {}
     for part, place in places.items():
