@@ -1106,7 +1106,7 @@ def why_claim_blocks(name: str, state: str, pod: Obj | None) -> Why:
     will_go = state == "Terminating" and (not pod or is_ending(pod))  # nothing of ours keeps it
     if will_go:
         return Why(WAITING, f"claim {name} is being deleted; a new pod waits until it is gone")
-    text = f"claim {name} is {state}, and no pod is running with it"
+    text = f"claim {name} is {state}, and its pod is not running"
     # What to delete: a Lost claim; otherwise the old pod, which holds a Terminating claim, or waits
     # for one that is gone.
     holder = "claim" if state == "Lost" else "pod"
@@ -1142,8 +1142,7 @@ def tidy(seen: Observed) -> Iterator[Action]:
         elif ordinal not in seen.mine:
             continue  # a stranger: see `complete`
         elif ordinal >= spec.replicas:
-            claims = "; their claims are kept" if spec.storage else ""  # of all pods: see `Change`
-            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}{claims}")
+            yield Action("delete", ordinal, pod, f"spec.replicas is {spec.replicas}")
         elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("restart", ordinal, pod, why_not_ready(pod).reason)
 
@@ -3053,7 +3052,10 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
 @click.option(
-    "--interval", default=5.0, callback=check_seconds, help="Seconds between passes at rest."
+    "--interval",
+    default=5.0,
+    callback=check_seconds,
+    help="Seconds from pass to pass while nothing changes.",
 )
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="Log what would be done; write nothing.")
