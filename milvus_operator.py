@@ -2155,8 +2155,8 @@ class Visit:
         if self.last.state == FAILED:
             return came + FAR_BEHIND
         is_new = not conditions_of(self.milvus) and not self.last.has_more
-        # What was visited lacks only its first status. That goes behind; BEHIND seconds later, it
-        # counts by its whole wait: else all later pods would pass it
+        # One that was visited, and only lacks its first status, goes behind for half a minute. Then
+        # its whole wait counts: else all later pods would pass it
         # (test_in_a_burst_pods_go_before_statuses_for_half_a_minute_and_changes_before_both).
         has_waited = bool(self.last.versions) and now >= came + BEHIND
         return came + BEHIND if is_new and not has_waited else came
