@@ -881,7 +881,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     refuse_overrides(pod)
     if spec.storage and data_volume(milvus, spec, 0) not in pod["spec"]["volumes"]:
         text = "spec.pod has a volume named data, although spec.storage makes one of that name"
-        raise Invalid(f"{text}: leave out one of them")
+        raise Invalid(f"{text}: give the volume in spec.pod another name")
     places = places_of(spec, pod)
     of_another = places_of(spec, new_pod(milvus, spec, 1)) if spec.replicas > 1 else {}
     for part, place in places.items():
@@ -1418,6 +1418,12 @@ def status_of(seen: Observed, problems: Problems, lasting: Set[str], now: str) -
     }
 
 
+def our_part(status: Obj) -> Obj:
+    """A status without the conditions of others."""
+    ours = [item for item in status.get("conditions") or [] if item["type"] in OURS]
+    return status | {"conditions": ours}
+
+
 def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why, now: str) -> Obj:
     """A condition in the standard form. Its time changes only with its status."""
     old = condition_of(milvus, type_)
@@ -1493,7 +1499,7 @@ QUIET = 600  # after this long without another try, pacing starts afresh
 #
 # Forgotten: what is done; a failure, once there is nothing left to do; pacing, after ten quiet
 # minutes. A new spec, which may be the cure, forgets everything except lost deletes, and when a pod
-# was replaced or restarted.
+# was replaced or restarted. A status is done when a list shows it.
 class Try(NamedTuple):
     """The last time that something was tried, and what came of it."""
 
@@ -1522,15 +1528,22 @@ class Retries:
     def waits(self, key: Key, now: float) -> bool:
         return key in self.tries and now < self.tries[key].until
 
-    def failed(self, key: Key, now: float, problem: Why, is_refused: bool = False) -> None:
-        """Wait for longer and longer."""
+    def failed(
+        self,
+        key: Key,
+        now: float,
+        problem: Why,
+        is_refused: bool = False,
+        most: float = LONGEST_DELAY,
+    ) -> None:
+        """Wait for longer and longer, but for `most` seconds at most."""
         last = self.tries.get(key)
         since, last_delay = now, 0.0
         if last and last.problem:
             last_delay = last.delay
             if last.problem.reason == problem.reason:
                 since = last.since
-        delay = self.next_delay(FIRST_DELAY, last_delay, LONGEST_DELAY)
+        delay = self.next_delay(FIRST_DELAY, last_delay, most)
         self.tries[key] = Try(now, delay, problem, since, is_refused)
 
     def succeeded(self, key: Key, now: float) -> None:
@@ -1596,7 +1609,7 @@ class Retries:
         last = self.tries.get(key)
         if not last or not last.problem:
             return False
-        return last.problem.reason != WAITING or now >= last.since + LASTING
+        return last.problem.reason != WAITING or self.tries_once or now >= last.since + LASTING
 
     def refused(self, now: float) -> RefusedKeys:
         """What the API server has refused, and is not to be tried again yet."""
@@ -1669,12 +1682,6 @@ def no_answer(text: str) -> ApiError:
 
 def stale(text: str) -> ApiError:
     return ApiError(Why(WAITING, text), Failure.STALE)
-
-
-NOT_KEPT = ApiError(
-    Why(WAITING, "what was written is not there; perhaps something else writes it, too"),
-    Failure.LOST,
-)
 
 
 def status_in(body: Any) -> tuple[Obj, list[str]]:
@@ -1980,14 +1987,14 @@ class Api:
             if resource is not self.events:  # they are sent beside the loop
                 self.progressed = self.clock()
 
-    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> None:
-        """Send a write, and check that it is an API server that responds."""
+    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
+        """Send a write; returns the object of the response."""
         if self.stopping.is_set():
             raise stale("the operator is about to stop")
         if self.dry_run:
             options["dry_run"] = "All"
         body = self.request(verb, resource, target, **options)
-        parse_object(body, resource.kind, "Status")  # after a delete, it may be either
+        return parse_object(body, resource.kind, "Status")  # after a delete, it may be either
 
     def find(self, resource: Resource, obj: Obj) -> Obj | None:
         """The object of that name, if there is one."""
@@ -2003,15 +2010,17 @@ class Api:
         strict = [("fieldValidation", "Strict")]
         self.write("create", resource, obj["metadata"], body=obj, query_params=strict, **options)
 
-    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> None:
+    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> Obj:
         """Change an object, unless somebody else has changed it since it was listed."""
         metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
         body = change | {"metadata": metadata}
-        self.write("patch", resource, obj["metadata"], body=body, **options)
+        return self.write("patch", resource, obj["metadata"], body=body, **options)
 
     def write_status(self, milvus: Obj, status: Obj) -> None:
         merge = "application/merge-patch+json"  # custom resources reject the client's default
-        self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
+        answer = self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
+        if not contains(answer.get("status") or {}, status):
+            raise no_answer("the API server has not kept it: is the CRD an older one?")
 
     def check(self, pod: Obj) -> None:
         """Find out by a dry run whether the API server accepts such a pod. Whether the name is
@@ -2085,7 +2094,7 @@ class Change(NamedTuple):
     """A kind of change that a visit has made, and why."""
 
     reason: str  # of its event, such as Created
-    kind: str  # pod, claim or status
+    kind: str  # pod, claim, service or status
     because: str = ""
 
     @property
@@ -2101,7 +2110,7 @@ class Outcome(NamedTuple):
     told: str = ""  # the message about its state that was last told, in the log and by an event
     # Whether it changed something but wrote no status, so that the next one must.
     owes_status: bool = False
-    written: Mapping[str, Any] = MappingProxyType({})  # the status, until a list has shown it
+    written: Mapping[str, Any] = MappingProxyType({})  # our part of the status, until it is listed
     has_more: bool = False  # whether it left actions to the next one, or the spec is a new one
     # When the next visit is made, even if nothing changes. A visit for which there was no time
     # keeps this, so that it goes earlier in the next pass.
@@ -2323,10 +2332,11 @@ class Visit:
         listed = self.milvus["status"]
         written, self.written = self.written, {}
         is_right = contains(listed, status)
-        if is_right or (written and contains(listed, written)):
+        if is_right or (written and contains(our_part(listed), written)):
             self.retries.succeeded(STATUS, now)
-        elif written:  # a proxy may have responded, or somebody else writes the status
-            self.status_failed(NOT_KEPT)
+        elif written:
+            text = "what was written is not there; perhaps something else writes it, too"
+            self.status_failed(ApiError(Why(WAITING, text), Failure.LOST))
         if is_right or self.retries.waits(STATUS, now):
             return is_right
         if not self.retries.tries_once:
@@ -2334,20 +2344,24 @@ class Visit:
         try:
             self.api.write_status(self.milvus, status)
         except ApiError as error:
+            if self.retries.tries_once and error.status_reason == "NotFound":
+                return True  # under an older CRD, there is none
             self.status_failed(error)
-            return error.status_reason == "NotFound"  # under an older CRD, there is none
+            return False
         if not self.retries.tries_once:
-            self.written = status
+            self.written = our_part(status)
         # `say_changes` has run, so this appears only in the count of the pass.
         self.note("Updated", "status", self.milvus)
         return True
 
     def status_failed(self, error: ApiError) -> None:
-        """Back off, and log a failure that does not resolve itself, once."""
+        """Back off, and log a failure that does not resolve itself, once. After a Conflict, another
+        try soon may succeed: somebody else has changed the Milvus."""
         now = self.api.clock()
         was_told = self.retries.has_failed(STATUS, self.retries.failed_at(STATUS))
-        if self.needs_delay(error) or error.status_reason == "NotFound":
-            self.retries.failed(STATUS, now, error.why)
+        if self.needs_delay(error):
+            most = FIRST_DELAY if error.status_reason == "Conflict" else LONGEST_DELAY
+            self.retries.failed(STATUS, now, error.why, most=most)
         else:
             self.come_back(now)
         if self.retries.has_failed(STATUS, now) and not was_told:
@@ -2967,9 +2981,15 @@ def start_health_server(operator: Operator, port: int) -> None:
     try:
         server = HealthServer((address, port), Health)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    except (OSError, RuntimeError) as error:  # there may be no more threads
-        text = f"cannot listen on port {port}: {error}"
+    except OSError as error:
+        text = f"cannot listen on port {port}: {error.strerror}"
         raise Unusable(f"{text}; choose another with --health-port") from None
+    except RuntimeError as error:
+        raise no_thread(error) from None
+
+
+def no_thread(error: RuntimeError) -> Unusable:
+    return Unusable(f"cannot start a thread: {error}; lower --workers")
 
 
 # ---------- The command ----------
@@ -3016,7 +3036,7 @@ def start_pool(workers: int) -> Executor:
         list(pool.map(lambda _: gate.wait(), range(workers)))
     except RuntimeError as error:
         gate.abort()  # or those that have started would wait forever
-        raise Unusable(f"cannot start a thread: {error}; lower --workers") from None
+        raise no_thread(error) from None
     return pool
 
 

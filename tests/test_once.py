@@ -33,6 +33,13 @@ def test_once_retries_a_conflict_about_the_status() -> None:
     assert world.status("x")["replicas"] == 1
 
 
+def test_once_fails_and_says_why_if_the_status_is_throttled() -> None:
+    world = World(milvus())
+    world.server.reject("patch", "milvuses/status", 429, "later")
+    assert not world.operator.run_once()
+    assert world.warnings == ["milvus test/x: the status update failed: later"]
+
+
 def test_once_that_fails_says_why_though_an_earlier_run_has_said_so() -> None:
     world = World(milvus(), pod("x-0"))
     assert not world.operator.run_once()

@@ -142,7 +142,7 @@ def test_without_threads_it_does_not_start_and_a_bug_of_the_loop_is_not_called_t
         patch.setattr(signal, "signal", Mock())
         with pytest.raises(click.ClickException, match="cannot start a thread: no thread"):
             mo.run_until_signal(lambda: True, threading.Event(), 0)
-        with pytest.raises(click.ClickException, match=r"cannot listen on port .*no thread"):
+        with pytest.raises(click.ClickException, match="cannot start a thread: no thread"):
             mo.start_health_server(World().operator, free_ports(1)[0])
     world = World(milvus())
     good, _ = counted()

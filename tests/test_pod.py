@@ -409,7 +409,7 @@ UNSAFE = {
     f"{{size: 1Gi, volumes: [{{name: mine, csi: {{driver: a}}}}], {AT_DATA}}}": f"localStorage.path {ENDS}",
     # Its own claim would be empty, and its loss a false alarm.
     "{size: 1Gi, volumes: [{name: data, persistentVolumeClaim: {claimName: old}}]}": (
-        "spec.pod has a volume named data, although spec.storage makes one of that name: leave out one"
+        "spec.pod has a volume named data, although spec.storage makes one of that name: give the"
     ),
     # One of the two stays: Milvus deletes vectors that its etcd does not know.
     "settings: {common.storageType: remote}": "the etcd would be deleted with the pod, but",

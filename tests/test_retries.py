@@ -134,6 +134,9 @@ def test_waiting_for_something_is_a_failure_once_it_has_lasted() -> None:
     assert retries.has_failed(STATUS, 1)
     retries.succeeded(STATUS, 2)
     assert not retries.has_failed(STATUS, 99)
+    once = mo.Retries(tries_once=True)
+    once.failed(STATUS, 0, mo.Why("Waiting", "the list was old"))
+    assert once.has_failed(STATUS, 0), "it is not tried again"
 
 
 def test_where_all_is_tried_once_nothing_is_tried_again_but_the_status() -> None:

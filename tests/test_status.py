@@ -1,5 +1,6 @@
 """The status of a Milvus says how it is, and its events tell its story, once."""
 
+import random
 from datetime import UTC, datetime
 
 import pytest
@@ -213,22 +214,56 @@ def test_a_status_that_the_server_does_not_keep_backs_off_and_is_logged_once() -
     world.run(120)
     assert len(world.requests("patch", "milvuses/status")) < 12
     (line,) = world.warnings
-    assert "the status update failed: what was written is not there" in line
+    assert "the status update failed: the API server has not kept it" in line
+    assert not world.new_operator().run_once()
 
 
 def test_two_who_write_the_same_status_do_not_fight_for_ever() -> None:
     world = at_rest(milvus())
 
-    def write_another(_: Request) -> None:
-        status = {"status": {"replicas": 7}}
-        world.server.ask("patch", "milvuses/status", "x", status)
+    def overwrite(_: Request) -> None:
+        world.server.ask("patch", "milvuses/status", "x", {"status": {"replicas": 7}})
 
-    world.server.when("patch", "milvuses/status", write_another, after=True, name="x")
+    world.server.when("patch", "milvuses/status", overwrite, after=True)
     world.server.set_pod("x-0", ready=False)
     world.run(300)
     assert len(world.requests("patch", "milvuses/status")) < 25
     (line,) = world.warnings
     assert "perhaps something else writes it, too" in line
+
+
+def test_a_condition_that_somebody_else_writes_makes_no_status_late() -> None:
+    world = at_rest(milvus(replicas=9))
+
+    def add_theirs(request: Request) -> None:
+        ours = [one for one in world.status("x")["conditions"] if one["type"] != "Theirs"]
+        theirs = {"type": "Theirs", "status": "True", "message": str(request.time)}
+        status = {"status": {"conditions": [*ours, theirs]}}
+        world.server.ask("patch", "milvuses/status", "x", status)
+
+    world.server.when("patch", "milvuses/status", add_theirs, after=True)
+    for number in range(9):
+        world.server.set_pod(f"x-{number}", ready=False)
+        world.passes()
+        assert world.status("x")["readyReplicas"] == 8 - number
+    assert world.warnings == []
+    assert world.condition("x", "Theirs")
+
+
+def test_a_milvus_that_is_often_touched_while_its_status_is_written_is_no_failure() -> None:
+    world = at_rest(milvus())
+    dice = random.Random(7)
+
+    def touch(request: Request) -> None:
+        if dice.random() < 0.7:
+            world.patch("milvuses", "x", labels={"at": str(request.time)})
+
+    world.server.when("patch", "milvuses/status", touch)
+    for number in range(20):
+        world.server.set_pod("x-0", ready=bool(number % 2))
+        world.run(15)
+        assert world.status("x")["readyReplicas"] == number % 2
+    assert world.warnings == []
 
 
 def test_an_event_has_the_time_at_which_it_happened() -> None:
