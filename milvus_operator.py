@@ -2591,8 +2591,7 @@ class Operator:
         unfinished = self.unfinished()
         for visit in unfinished:
             visit.log(logging.WARNING, "there is more to do: run it again")
-        outcomes = [visit.outcome for visit in self.all_visits()]
-        has_failed = any(one.state == FAILED or one.owes_status for one in outcomes)
+        has_failed = any(visit.outcome.state == FAILED for visit in self.all_visits())
         return self.has_listed and not (unfinished or has_failed or self.outages)
 
     def unfinished(self) -> list[Visit]:

@@ -218,6 +218,18 @@ def test_a_status_that_the_server_does_not_keep_backs_off_and_is_logged_once() -
     assert not world.new_operator().run_once()
 
 
+def test_a_status_that_could_not_be_written_is_no_failure_any_more_though_it_changes_again() -> (
+    None
+):
+    world = at_rest(milvus(replicas=9))
+    world.server.reject("patch", "milvuses/status", 500, "not now", times=2)
+    for number in range(9):
+        world.server.set_pod(f"x-{number}", ready=False)
+        world.passes()
+    assert world.status("x")["readyReplicas"] == 0
+    assert metric("milvuses", state="failed") == 0
+
+
 def test_two_who_write_the_same_status_do_not_fight_for_ever() -> None:
     world = at_rest(milvus())
 
