@@ -2420,7 +2420,7 @@ class Visit:
             taken = self.api.find(self.api.pods, pod)
             if not taken:
                 raise error
-            # REFUSED even if it resolves itself: with --once, each pass would try a Conflict.
+            # Always REFUSED: if it were STALE, --once would try it again in each pass.
             why = why_name_is_taken(self.milvus, taken)
             raise ApiError(why, Failure.REFUSED, error.code)
         if self.seen.spec.storage and action.ordinal not in self.seen.claims:

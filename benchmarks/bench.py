@@ -548,8 +548,9 @@ have statuses such as a kubelet writes.
 
 What polling costs the API server: requests, and the CPU time of etcd and kube-apiserver together, in per cent of a core, over
 whole passes, for {SECONDS} seconds or more, or {2 * SECONDS} while something changes; median, least and most of {SLOW_TURNS}, in turns. The watch is
-an idle one of the same four kinds. What changes makes up to five requests a second itself, in place of a kubelet. If
-passes are further apart than the interval of {INTERVAL} s, they take longer: what has shifted in the lists is parsed anew.
+an idle one of the same four kinds. What changes makes up to five requests a second itself, in place of a kubelet. Where passes are more than {INTERVAL} s
+apart, a pass takes longer than that, because pages of the lists that have shifted are parsed anew. The rows of changes ran with an
+interval of 2 s, those of quiet passes with 1 s.
 
 | Milvus resources | a watch | the operator | a pass every |
 |---|---|---|---|
