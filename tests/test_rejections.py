@@ -366,6 +366,20 @@ def test_once_does_not_wait_to_say_that_a_refusal_is_stalled() -> None:
     assert world.reason(kind="Stalled") == "Forbidden"
 
 
+def test_a_stale_status_is_written_in_the_next_pass_whatever_failed_before() -> None:
+    world = at_rest(milvus())
+    server = world.server
+    server.reject("patch", "milvuses/status", 500, "not now", times=5)
+    world.change("x", replicas=2)
+    world.run(20)
+    server.reject("patch", "milvuses/status", 409, "modified", "Conflict", times=1)
+    world.run(40)
+    assert world.status("x")["observedGeneration"] == 2
+    before, after = world.times("patch", "milvuses/status")[4:6]
+    assert before >= 16
+    assert after <= 5
+
+
 def test_an_unexpected_exception_backs_off_and_harms_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
