@@ -126,11 +126,10 @@ class Bench:
             self.add(words, what, self.old, ours, old, 1.05)
 
     def price(self, name: str) -> str:
-        """The median of the requests; that of the CPU, its least and its most; and how often there
-        was a pass."""
+        """The median of the requests; that of the CPU, its least and its most."""
         requests, share = self.found[f"{name}.requests"], self.found[f"{name}.share"]
         spread = f"{median(share):.1f} % ({min(share):.1f} to {max(share):.1f})"
-        return f"{median(requests):.1f} /s, {spread} | {median(self.found[f'{name}.every']):.1f} s"
+        return f"{median(requests):.1f} /s, {spread}"
 
 
 def in_turn(commands: Commands, turn: int) -> list[tuple[str, Command]]:
@@ -445,12 +444,9 @@ def price_of(bench: Bench, command: Command, space: Namespace, change: Change | 
     time.sleep(seconds / 2)
     program.log.read()  # of passes before
     program.says(end_of_pass)
+    if not change:
+        wait_until_at_rest(program)
     started = time.monotonic()
-    while not change:  # at first, passes come sooner: wait for two that are an interval apart
-        program.says(end_of_pass)
-        before, started = started, time.monotonic()
-        if started - before > 0.9 * INTERVAL:
-            break
     cpu, requests = server_used(bench)
     passes = 0
     while time.monotonic() < started + seconds:
@@ -462,9 +458,20 @@ def price_of(bench: Bench, command: Command, space: Namespace, change: Change | 
     if changing:
         changing.result()
     program.kill()
-    share = 100 * (cpu_then - cpu) / elapsed
-    requests = (requests_then - requests) / elapsed
-    return {"requests": requests, "share": share, "every": elapsed / passes}
+    return {
+        "requests": (requests_then - requests) / elapsed,
+        "share": 100 * (cpu_then - cpu) / elapsed,
+        "every": elapsed / passes,
+    }
+
+
+def wait_until_at_rest(program: Program) -> None:
+    """Wait for a pass that comes an interval after the one before: at first, they come sooner."""
+    pause = 0.0
+    while pause < 0.9 * INTERVAL:
+        before = time.monotonic()
+        program.says()
+        pause = time.monotonic() - before
 
 
 def keep_changing(space: Namespace, change: Change, stop: threading.Event) -> None:
@@ -516,8 +523,8 @@ def add_price(bench: Bench, space: Namespace, what: str, change: Change | None =
     for turn in range(SLOW_TURNS):
         for name, command in in_turn(commands, turn):
             bench.record(name, price_of(bench, within(space, command), space, change))
-    watch = bench.price("watch").partition(" | ")[0] if "watch" in commands else ""
-    row = f"| {what} | {watch} | {bench.price('now')} |"
+    cells = [bench.price(name) if name in commands else "" for name in ("watch", "now")]
+    row = f"| {what} | {' | '.join(cells)} | {median(bench.found['now.every']):.1f} s |"
     print(f"  {row}", flush=True)
     bench.prices.append(row)
 
