@@ -680,7 +680,10 @@ MAX_EVENTS = 5000
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, if there is one
 TEXT = "tag:yaml.org,2002:str"
 # The settings that the ports of the pod rely on, by canonical name.
-FIXED = {"proxyport": str(PORTS["milvus"]), "metricsport": str(PORTS["metrics"])}
+FIXED = {
+    canonical("proxy.port"): str(PORTS["milvus"]),
+    canonical("metrics.port"): str(PORTS["metrics"]),
+}
 # The parts of the data. The first setting decides where a part is: for these of its values, in the
 # folder in the pod that the other setting names; for any other value, outside the pod.
 PARTS = {
@@ -976,7 +979,7 @@ RefusedKeys = Set[Key]  # of refused writes whose delay has not ended
 Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 OUTDATED = "its template has changed"
-ORPHANED = "it had no controller, and has the label of this Milvus"
+ORPHANED = "found without a controller, but with the label of this Milvus"
 
 
 # The states of a claim that block its pod. `Observed.blocked` can't find "gone": a claim that is
@@ -2330,7 +2333,8 @@ class Visit:
         """Write the status if it has changed. Returns whether it is right now, or there is none."""
         now = self.api.clock()
         listed = self.milvus["status"]
-        written, self.written = self.written, {}
+        written = self.written
+        self.written = {}  # a list has shown it now, or not
         is_right = contains(listed, status)
         if is_right or (written and contains(our_part(listed), written)):
             self.retries.succeeded(STATUS, now)
@@ -2358,7 +2362,8 @@ class Visit:
         """Back off, and log a failure that does not resolve itself, once. After a Conflict, another
         try soon may succeed: somebody else has changed the Milvus."""
         now = self.api.clock()
-        was_told = self.retries.has_failed(STATUS, self.retries.failed_at(STATUS))
+        last_try = self.retries.failed_at(STATUS)
+        was_told = self.retries.has_failed(STATUS, last_try)
         if self.needs_delay(error):
             most = FIRST_DELAY if error.status_reason == "Conflict" else LONGEST_DELAY
             self.retries.failed(STATUS, now, error.why, most=most)

@@ -49,7 +49,8 @@ def test_orphans_are_adopted_and_then_treated_as_any_pod() -> None:
     after = world.uids()
     assert after == {name: before[name] for name in ("x-0", "x-1", "x-2")}
     assert world.reason() == "TemplateUnknown", "nobody knows of what template x-1 is"
-    note = "adopted pods x-0, x-1, x-2, x-3: it had no controller, and has the label of this Milvus"
+    why = "found without a controller, but with the label of this Milvus"
+    note = f"adopted pods x-0, x-1, x-2, x-3: {why}"
     assert f"Adopted: {note}" in world.events()
 
 
