@@ -59,7 +59,7 @@ def milvus(name: str, **spec: Any) -> Obj:
 
 
 def desired_pods(milvus: Obj) -> list[Obj]:
-    spec = mo.spec_of(mo.slim_milvus(milvus))
+    spec = mo.spec_of(milvus)
     return [mo.new_pod(milvus, spec, ordinal) for ordinal in range(spec.replicas)]
 
 

@@ -26,7 +26,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 @kopf.on.create(mo.GROUP, mo.VERSION, mo.PLURAL)
 def create_pods(body: kopf.Body, namespace: str, **_: Any) -> None:
     milvus = dict(body)
-    spec = mo.spec_of(mo.slim_milvus(milvus))
+    spec = mo.spec_of(milvus)
     for ordinal in range(spec.replicas):
         with suppress(ApiException):  # it exists already
             api.create_namespaced_pod(namespace, mo.new_pod(milvus, spec, ordinal))

@@ -1,1 +1,0 @@
-"""Helpers of the tests; the files beside this folder are the tests themselves."""
