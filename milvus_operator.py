@@ -3,16 +3,14 @@
 
 It polls. A *pass* lists the Milvus resources with their pods, claims and Services, and makes a
 *visit* to each Milvus: it decides what to do (pure functions over plain dicts), does it, and writes
-the status. The pass waits for all of its visits, and sleeps. The next pass sees the effect of its
-writes.
+the status. The next pass sees the effect of its writes.
 
 Nothing is remembered that a list does not show, except what was tried, and when. Names are fixed,
 every delete carries a UID, and before anything is deleted it is looked at once more. So a write
 that is lost or repeated does no harm, and the process may end at any moment.
 
-A *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim, both as dicts. Read
-first, from the end of the file upwards: `Operator.run_pass`, `Visit.reconcile`, `Memory`,
-`status_of`, `decide` and what it calls, `new_pod`."""
+A *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim, both as dicts.
+Read from the top: the loop and a visit, then what they call."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ import os
 import re
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -34,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
@@ -44,13 +42,8 @@ import click
 import prometheus_client as metrics
 import urllib3
 import yaml
+from kubernetes import config
 from kubernetes.client import ApiClient, ApiException, Configuration
-from kubernetes.config import (
-    ConfigException,
-    list_kube_config_contexts,
-    load_incluster_config,
-    load_kube_config,
-)
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource
 from kubernetes.utils import parse_quantity
@@ -70,28 +63,32 @@ MANAGER = "milvus-polling-operator"
 MILVUS_LABEL = f"{GROUP}/milvus"  # on all that is ours; nothing relies on any other label
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
-# Reasons of the condition Reconciled.
-RECONCILED = "Reconciled"
-INVALID = "Invalid"
-FORBIDDEN = "Forbidden"
-NAME_CONFLICT = "NameConflict"
-QUOTA_EXCEEDED = "QuotaExceeded"
-CLAIM_LOST = "ClaimLost"
-API_ERROR = "APIError"
-
-# The states of a Milvus in the metrics.
-READY, PROGRESSING, FAILED = "ready", "progressing", "failed"
-
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
 PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass")
 MILVUSES = metrics.Gauge("milvus_operator_milvuses", "Milvus resources by state", ["state"])
-STATES = metrics.Gauge(
-    "milvus_operator_milvus_state",
-    "Each Milvus resource, with its state",
-    ["namespace", "name", "state"],
-)
+STATES = metrics.Gauge("milvus_operator_milvus_state", "Each", ["namespace", "name", "state"])
 
 log = logging.getLogger("milvus_operator")
+
+
+class State(StrEnum):
+    """What the metrics say of a Milvus."""
+
+    READY = "ready"
+    PROGRESSING = "progressing"
+    FAILED = "failed"
+
+
+class Reason(StrEnum):
+    """The reasons of the condition Reconciled."""
+
+    RECONCILED = "Reconciled"
+    INVALID = "Invalid"
+    FORBIDDEN = "Forbidden"
+    NAME_CONFLICT = "NameConflict"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    CLAIM_LOST = "ClaimLost"
+    API_ERROR = "APIError"
 
 
 class Why(NamedTuple):
@@ -101,7 +98,7 @@ class Why(NamedTuple):
     message: str = ""
 
 
-class Invalid(Exception):
+class InvalidSpec(Exception):
     """The spec of a Milvus cannot be used; the text tells its owner why."""
 
 
@@ -111,113 +108,782 @@ class Unusable(click.ClickException):
     exit_code = 2
 
 
-# ---------- Readers of unstructured objects ----------
+# ---------- The loop: list, visit, wait ----------
+
+# In seconds.
+ACTING = 8  # a pass begins no visit and no action later than this after its lists
+SHORTEST_PAUSE = 1  # from the start of a pass to the start of the next
+LONGEST_OUTAGE_DELAY = 30  # while nothing at all can be listed
+SLACK = 40  # a loop that is late by this much more than a request may take is stuck
+
+ONCE = 20  # passes at most
+
+ADVICE = {  # by HTTP status code
+    401: " (the credentials are rejected: log in again)",
+    403: " (see the role in deploy.yaml)",
+    404: " (install the CRD: kubectl apply -f crd.yaml)",
+}
 
 
-def name_of(obj: Obj) -> str:
-    return obj["metadata"]["name"]
+@dataclass
+class Operator:
+    """Manages Milvus resources: `run()` for ever, or `run_once()`."""
+
+    api: Api
+    connect: Callable[[], ApiClient]  # loads the configuration anew; raises Unusable
+    namespaces: Sequence[str | None]  # None: all
+    interval: float  # seconds from the start of a pass to the next, while nothing changes
+    workers: int
+
+    def __post_init__(self) -> None:
+        self.pool = ThreadPoolExecutor(self.workers)
+        self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
+        self.outages: dict[str, str] = {}  # what cannot be done at present, and why
+        self.has_served = False  # whether a pass could list everything
+        self.changed = self.api.clock()  # when a pass last did something
+        self.has_listed = False  # whether the last pass could list any namespace
+        self.must_connect = False  # whether the credentials were rejected, or nobody answered
+        self.list_seconds = 0.0
+        self.outage_delay = 0.0
+
+    def is_alive(self) -> bool:
+        """Whether the loop makes progress: even if the server is down, as requests time out."""
+        idle = self.api.clock() - self.api.progressed
+        return idle < self.interval + self.api.timeout + SLACK
+
+    def run(self) -> None:
+        """Make passes for ever."""
+        while True:
+            started = self.api.clock()
+            self.run_pass()
+            time.sleep(max(0, started + self.pause() - self.api.clock()))
+
+    def run_once(self) -> bool:
+        """Make passes until two do nothing; for a dry run, one. Returns whether all is well."""
+        idle = 0
+        for _ in range(ONCE):
+            idle = 0 if self.run_pass() else idle + 1
+            if idle == 2 or self.api.dry_run:
+                break
+            time.sleep(FIRST_DELAY)  # then what has failed is tried again
+        return not self.outages and all(visit.memory.is_well for visit in self.all_visits())
+
+    def run_pass(self) -> int:
+        """Make one pass. Returns how many changes it made."""
+        clock = self.api.clock
+        started = clock()
+        self.api.start_pass()
+        outages: dict[str, str] = {}
+        changes = 0
+        try:
+            # 1. List everything.
+            visits = self.list_everything(outages)
+            listed = clock()
+            self.list_seconds = listed - started
+
+            # 2. Visit each Milvus, and wait for all of these visits.
+            visits.sort(key=lambda visit: visit.turn)
+            list(self.pool.map(lambda visit: visit.make(listed + ACTING), visits))
+            changes = sum(visit.changes for visit in visits)
+        except Unusable as error:
+            outages["the configuration cannot be loaded"] = error.message
+        except Exception as error:  # nobody foresaw it, but it must not end the loop
+            outages["a pass failed"] = unexpected(error)
+
+        # 3. Report.
+        self.report(outages, changes, clock() - started)
+        if changes:
+            self.changed = clock()
+        return changes
+
+    def list_everything(self, outages: dict[str, str]) -> list[Visit]:
+        """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
+        found: list[Visit] = []
+        self.has_listed = False
+        if self.must_connect:
+            self.api.use(self.connect())
+            self.must_connect = False
+        for namespace in self.namespaces:
+            try:
+                self.visits[namespace] = self.list_namespace(namespace)
+                self.has_listed = True
+                found += self.visits[namespace]
+            except ApiError as error:  # a failed list is not an empty list
+                what = f"cannot serve {f'namespace {namespace}' if namespace else 'all namespaces'}"
+                if error.code in (0, 401) or "system:anonymous" in str(error):
+                    self.must_connect = True
+                    what = f"requests to {self.api.server} fail"
+                outages[what] = f"{error}{ADVICE.get(error.code, '')}"
+        return found
+
+    def list_namespace(self, namespace: str | None) -> list[Visit]:
+        """A visit for each Milvus that is not being deleted. Raises ApiError."""
+        # Pods come first: a Milvus that was listed before its pods may have been scaled up since,
+        # and they would seem to be surplus.
+        api = self.api
+        pods = by_ordinal(api.list_all(api.pods, namespace))
+        claims = by_ordinal(api.list_all(api.claims, namespace, selector=None))
+        services = {full_name(service) for service in api.list_all(api.services, namespace)}
+        known = {identity_of(old.milvus): old.memory for old in self.visits.get(namespace, [])}
+        visits = []
+        for milvus in api.list_all(api.milvuses, namespace, selector=None):
+            if not is_ending(milvus):
+                memory = known.get(identity_of(milvus)) or new_memory(milvus)
+                seen = Observed(
+                    milvus,
+                    memory.spec,
+                    pods=pods[full_name(milvus)],
+                    claims=claims[full_data_name(milvus)],
+                    has_service=full_name(milvus) in services,
+                )
+                visits.append(Visit(api, seen, memory))
+        return visits
+
+    def pause(self) -> float:
+        """Seconds from the start of the last pass to the next: an eighth of the time since anything
+        was done, so that a roll waits for its pods, not for passes; at least five times what the
+        lists took; at most the interval."""
+        if self.outage_delay:
+            return self.outage_delay
+        quiet = self.api.clock() - self.changed
+        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 8))
+
+    def report(self, outages: dict[str, str], changes: int, seconds: float) -> None:
+        """Report a pass in the log and in the metrics."""
+        for what in outages.keys() - self.outages.keys():
+            log.error("%s: %s", what, outages[what])
+        for what in self.outages.keys() - outages.keys():
+            log.info("resolved: %s", what)
+        self.outages = outages
+        longer = min(max(1, 2 * self.outage_delay), LONGEST_OUTAGE_DELAY)
+        self.outage_delay = 0 if self.has_listed else longer
+        visits = self.all_visits()
+        if not outages and not self.has_served:
+            self.has_served = True
+            log.info("ready: %d Milvus resource(s) listed", len(visits))
+        level = logging.INFO if changes else logging.DEBUG
+        text = "pass finished in %.2f s: %d Milvus resource(s), %d change(s)"
+        log.log(level, text, seconds, len(visits), changes)
+
+        PASSES.labels("failure" if outages else "success").inc()
+        PASS_SECONDS.observe(seconds)
+        states = Counter(visit.memory.state for visit in visits)
+        for state in State:
+            MILVUSES.labels(state).set(states[state])
+        STATES.clear()
+        for visit in visits:
+            milvus = visit.milvus
+            STATES.labels(namespace_of(milvus), name_of(milvus), visit.memory.state).set(1)
+
+    def all_visits(self) -> list[Visit]:
+        return [visit for visits in self.visits.values() for visit in visits]
 
 
-def namespace_of(obj: Obj) -> str:
-    return obj["metadata"]["namespace"]
+def unexpected(error: Exception) -> str:
+    """About an exception that nobody foresaw. Its text may hold secrets: show only its places."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
+    return f"unexpected {type(error).__name__}, please report this bug: {places}"
 
 
-def full_name(obj: Obj) -> str:
-    return f"{namespace_of(obj)}/{name_of(obj)}"
+# ---------- A visit: one Milvus in one pass ----------
+
+NEED_FRESH_LOOK = ("adopt", "delete", "replace")  # verbs of actions
 
 
-def uid_of(obj: Obj) -> str:
-    return obj["metadata"]["uid"]
+@dataclass
+class Visit:
+    """What the lists show of a Milvus, and what is done about it."""
+
+    api: Api
+    seen: Observed
+    memory: Memory
+    deadline: float = inf  # after which no action begins
+    changes: int = 0  # that were made
+    news: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # names, by what was done
+
+    @property
+    def milvus(self) -> Obj:
+        return self.seen.milvus
+
+    @property
+    def turn(self) -> tuple[bool, bool]:
+        """What visits are sorted by: new ones come after those that are known, and what has failed
+        last, so that neither a burst nor a slow webhook keeps a lost database waiting."""
+        return self.memory.state == State.FAILED, not condition_of(self.milvus, "Ready")
+
+    def make(self, deadline: float) -> None:
+        """Serve the Milvus, if there is still time. Nothing that an object contains may end the
+        loop."""
+        self.deadline = deadline
+        try:
+            if self.api.clock() < deadline:
+                self.reconcile()
+        except Exception as error:
+            self.memory.state = State.FAILED
+            self.log(logging.ERROR, unexpected(error))
+
+    def reconcile(self) -> None:
+        """Serve the Milvus; to be read from top to bottom."""
+        memory = self.memory
+        now = self.api.clock()
+
+        # 1. Decide what to do.
+        actions = [] if memory.why_invalid else list(decide(self.seen))
+
+        # 2. Before anything that cannot be undone, look again, because the lists may be seconds
+        # old, and decide by what is there now. If that fails, what needed it has failed.
+        unsure = [a for a in actions if a.verb in NEED_FRESH_LOOK and not memory.waits(a.key, now)]
+        if unsure:
+            try:
+                self.look_again()
+                actions = list(decide(self.seen))
+            except ApiError as failed:
+                for action in unsure:
+                    memory.note(action.key, self.api.clock(), failed.why)
+
+        # 3. Do what does not have to wait. What fails for one pod, unless by a conflict, would
+        # probably fail for the others, too.
+        failing = set[str]()
+        for action in actions:
+            waits = action.verb in failing or memory.waits(action.key, now)
+            if not waits and self.api.clock() < self.deadline:
+                error = self.attempt(action.key, self.carry_out, action)
+                if error and error.code != 409:
+                    failing.add(action.verb)
+        memory.forget(action.key for action in actions)
+        self.say_news()
+
+        # 4. Write the status, if it is not as listed.
+        self.update_status(now)
+
+    def look_again(self) -> None:
+        """See the objects as they are now. Raises ApiError, also if the spec has changed."""
+        api, milvus = self.api, self.milvus
+        namespace = namespace_of(milvus)
+        pods = by_ordinal(api.list_all(api.pods, namespace, selector_of(milvus)))
+        claims = by_ordinal(api.list_all(api.claims, namespace, selector=None))
+        fresh = api.get(api.milvuses, milvus)
+        keys = ("uid", "generation")  # a deletion raises the generation, too
+        if pick(fresh["metadata"], keys) != pick(milvus["metadata"], keys):
+            raise ApiError(Why(Reason.API_ERROR, "the Milvus has changed since it was listed"), 409)
+        self.seen = dataclasses.replace(
+            self.seen, pods=pods[full_name(milvus)], claims=claims[full_data_name(milvus)]
+        )
+
+    def attempt(self, key: Key, do: Callable[..., Any], *args: Any) -> ApiError | None:
+        """Try something, and remember what came of it."""
+        try:
+            do(*args)
+        except ApiError as error:
+            self.memory.note(key, self.api.clock(), error.why)
+            return error
+        self.memory.note(key, self.api.clock())
+        return None
+
+    def carry_out(self, action: Action) -> None:
+        verbs = {
+            "adopt": self.adopt,
+            "delete": self.delete,
+            "create": self.create,
+            "claim": self.claim,
+            "replace": self.replace,
+            "grow": self.grow,
+            "expose": self.expose,
+        }
+        verbs[action.verb](action)
+
+    # --- The verbs of actions; they raise ApiError ---
+
+    def adopt(self, action: Action) -> None:
+        """Set the owner of an orphan."""
+        others = action.obj["metadata"].get("ownerReferences") or []
+        owners = {"ownerReferences": [*others, owner_reference(self.milvus)]}
+        adopted = self.api.patch(self.api.pods, action.obj, {"metadata": owners})
+        self.saw(action, slim(adopted))
+        self.record("Adopted", "pod", action.obj, action.because)
+
+    def delete(self, action: Action) -> None:
+        self.api.delete(action.obj)
+        ending = action.obj["metadata"] | {"deletionTimestamp": timestamp()}
+        self.saw(action, action.obj | {"metadata": ending})
+        self.record("Deleted", "pod", action.obj, action.because)
+
+    def replace(self, action: Action) -> None:
+        """Delete a pod, after a dry run has shown that the API server would accept the new one."""
+        self.api.check(new_pod(self.milvus, self.seen.spec, action.ordinal))
+        self.delete(action)
+
+    def create(self, action: Action) -> None:
+        """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
+        pod = new_pod(self.milvus, self.seen.spec, action.ordinal)
+        made = self.create_new("pod", self.api.pods, pod) or self.api.get(self.api.pods, pod)
+        if not is_ours(self.milvus, made):
+            text = f"pod {name_of(pod)} exists, but has another owner, or lacks the label"
+            advice = "delete it if nobody needs it, or create the Milvus under another name"
+            text = f"{text} {selector_of(self.milvus)}: {advice}"
+            raise ApiError(Why(Reason.NAME_CONFLICT, text), 409)
+        self.saw(action, slim(made))
+        if self.seen.spec.storage and action.ordinal not in self.seen.claims:
+            self.claim(action)
+
+    def claim(self, action: Action) -> None:
+        claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
+        self.create_new("claim", self.api.claims, claim)
+
+    def grow(self, action: Action) -> None:
+        """Ask for a larger volume; whether it comes is said by the claim."""
+        requests = {"storage": self.seen.spec.storage["size"]}
+        self.api.patch(self.api.claims, action.obj, {"spec": {"resources": {"requests": requests}}})
+        self.record("Expanding", "claim", action.obj, action.because)
+
+    def expose(self, action: Action) -> None:
+        """Create the Service; one of that name that is not ours is left alone."""
+        self.create_new("service", self.api.services, new_service(self.milvus))
+
+    def create_new(self, kind: str, resource: Resource, obj: Obj) -> Obj | None:
+        """Create an object; None: its name is taken."""
+        try:
+            made = self.api.create(resource, obj)
+        except ApiError as error:
+            if error.status_reason == "AlreadyExists":
+                return None
+            raise
+        self.record("Created", kind, obj)
+        return made
+
+    def saw(self, action: Action, pod: Obj) -> None:
+        """See what has become of a pod, so that the status can say it."""
+        self.seen = dataclasses.replace(self.seen, pods=self.seen.pods | {action.ordinal: pod})
+
+    # --- What is said ---
+
+    def update_status(self, now: float) -> None:
+        """Write the status, if it is not as listed, and tell what is new in the condition
+        Reconciled. What is not kept, as by an older CRD, is written again later and later."""
+        memory = self.memory
+        first = {"status": "True", "message": MATCHING}  # so that all being well is no news
+        old = condition_of(self.milvus, "Reconciled") or first
+        problems = memory.problems(at_once=old["status"] == "False")
+        status = status_of(self.seen, memory.why_invalid, problems)
+        memory.state = state_of(status)
+        if contains(self.milvus["status"], status) or memory.waits(STATUS, now):
+            return
+        write = (self.api.milvuses.status, self.milvus, {"status": status})
+        if error := self.attempt(STATUS, self.api.patch, *write):
+            if memory.tries[STATUS].failures == 2:
+                self.log(logging.WARNING, f"the status update failed: {error}")
+            return
+        if status != memory.written:
+            memory.written = status
+            del memory.tries[STATUS]  # the next one, if it is new, need not wait
+        self.changes += 1
+        new = condition_of({"status": status}, "Reconciled")
+        if new["message"] != old["message"]:
+            self.say(new["reason"], new["message"], is_warning=new["status"] == "False")
+
+    def record(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
+        self.changes += 1
+        self.news.setdefault((reason, kind, because), []).append(name_of(obj))
+
+    def say_news(self) -> None:
+        """Log each kind of change, and send an event for it."""
+        for (reason, kind, because), names in self.news.items():
+            text = f"{reason.lower()} {kind}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+            self.say(reason, f"{text}: {because}" if because else text)
+
+    def say(self, reason: str, text: str, is_warning: bool = False) -> None:
+        self.log(logging.WARNING if is_warning else logging.INFO, text)
+        self.api.tell(new_event(self.milvus, reason, text, is_warning))
+
+    def log(self, level: int, text: str) -> None:
+        about = pick(self.milvus["metadata"], ("namespace", "name"))
+        dry = " (dry run)" if self.api.dry_run else ""
+        log.log(level, "milvus %s: %s%s", full_name(self.milvus), text, dry, extra={"about": about})
 
 
-def controller_of(obj: Obj) -> Obj:
-    """The owner reference whose `controller` is true (at most one), or an empty mapping."""
-    owners = obj["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), {})
+def identity_of(milvus: Obj) -> tuple[str, int]:
+    """By it, a Milvus is remembered: a new spec, which may be the cure, is another one."""
+    return uid_of(milvus), milvus["metadata"]["generation"]
 
 
-def template_hash_of(pod: Obj) -> str | None:
-    return (pod["metadata"].get("annotations") or {}).get(TEMPLATE_HASH)
+def new_memory(milvus: Obj) -> Memory:
+    try:
+        return Memory(spec_of(milvus))
+    except InvalidSpec as error:
+        text = str(error)
+    except Exception as error:  # as an older CRD does not check types
+        text = f"a field of the spec is missing, or has the wrong type ({type(error).__name__})"
+    return Memory(Spec(), text)
 
 
-def phase_of(obj: Obj) -> str:
-    return obj["status"].get("phase", "Unknown")
+# ---------- Decide: what to do; it knows no network and no log ----------
+
+MAX_REPLICAS = 1000
+SERVICE = MAX_REPLICAS  # stands for the Service in place of an ordinal, and sorts after all of them
+OUTDATED = "its template has changed"
+PROBING = 300  # seconds, as our startup probe allows: until then, an unready pod is not broken
 
 
-def condition_of(obj: Obj, type_: str) -> Obj:
-    """The condition of this type in its status, or an empty mapping."""
-    conditions = obj["status"].get("conditions") or []
-    return next((item for item in conditions if item["type"] == type_), {})
+class Action(NamedTuple):
+    """Something to do; the verbs are methods of `Visit`. `replace` deletes a pod, too, after a dry
+    run: a later pass creates what is missing then."""
+
+    verb: str
+    ordinal: int  # or SERVICE
+    obj: Obj  # the pod or claim as it was seen; empty for what is to be created
+    because: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.verb, self.ordinal
 
 
-def containers_of(pod: Obj) -> list[Obj]:
-    """What its status says of its containers."""
-    return pod["status"].get("containerStatuses") or []
+@dataclass(frozen=True)
+class Observed:
+    """A Milvus, and the objects that have its names, as far as a visit knows them. What is derived
+    is computed once, because at 1,000 replicas it takes time."""
+
+    milvus: Obj
+    spec: Spec
+    pods: Objs  # whoever owns them
+    claims: Objs  # whoever made them
+    has_service: bool
+
+    @cached_property
+    def mine(self) -> Objs:
+        """Those of the pods that this Milvus owns, and finds by its label."""
+        return {o: pod for o, pod in sorted(self.pods.items()) if is_ours(self.milvus, pod)}
+
+    @cached_property
+    def outdated(self) -> Objs:
+        """Those of the desired pods that are of another template. If a pod has no fingerprint, that
+        is not known: whatever removed it would remove that of the next pod, too, for ever."""
+        current = (None, self.spec.template_hash)
+        pods = self.mine.items()
+        return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in current}
+
+    @cached_property
+    def blocked(self) -> dict[int, Why]:
+        """The desired ordinals whose claims are gone, going, or without their volumes. Only the pod
+        that is there still reaches the data, so it stays; a new one waits for the claim's end."""
+        found = {}
+        for ordinal in range(self.spec.replicas):
+            if trouble := self.trouble_with_claim(ordinal):
+                text = f"claim {claim_name(self.milvus, ordinal)} {trouble}"
+                advice = "its pod is not replaced; if it runs, back up the data before it ends"
+                found[ordinal] = Why(Reason.CLAIM_LOST, f"{text}: {advice}")
+        return found
+
+    def trouble_with_claim(self, ordinal: int) -> str:
+        claim, pod = self.claims.get(ordinal), self.mine.get(ordinal)
+        if not self.spec.storage:
+            return ""  # then claims are not ours
+        if claim and is_ending(claim):
+            return "is being deleted"
+        if claim and phase_of(claim) == "Lost":
+            return "is Lost"
+        if not claim and pod and phase_of(pod) != "Pending":  # it had a claim when it began
+            return "is gone"
+        return ""
+
+    def wants(self, ordinal: int) -> bool:
+        return ordinal < self.spec.replicas
 
 
-def is_ending(obj: Obj) -> bool:
-    return "deletionTimestamp" in obj["metadata"]
+def decide(seen: Observed) -> Iterator[Action]:
+    """Everything that should be done, in the order in which it is done: pods that are surplus or
+    have ended are deleted before others are created, because that makes room in a quota."""
+    yield from tidy(seen)
+    yield from complete(seen)
+    yield from roll(seen)
+    yield from grow(seen)
+    if not seen.has_service:
+        yield Action("expose", SERVICE, {})
 
 
-def is_finished(pod: Obj) -> bool:
-    """Failed or Succeeded: its containers have ended and will not start again."""
-    return phase_of(pod) in ("Failed", "Succeeded")
+def tidy(seen: Observed) -> Iterator[Action]:
+    """Adopt orphans, delete surplus pods, and those that have ended."""
+    for ordinal, pod in sorted(seen.pods.items()):
+        if is_ending(pod):
+            continue
+        if is_orphan(seen.milvus, pod):
+            yield Action("adopt", ordinal, pod, "found without a controller, but with our label")
+        elif ordinal not in seen.mine:
+            continue  # somebody else's: see `complete`
+        elif not seen.wants(ordinal):
+            yield Action("delete", ordinal, pod, f"spec.replicas is {seen.spec.replicas}")
+        elif is_finished(pod) and ordinal not in seen.blocked:
+            yield Action("delete", ordinal, pod, why_not_ready(pod).reason)
 
 
-def is_over(pod: Obj) -> bool:
-    return is_ending(pod) or is_finished(pod)
+def complete(seen: Observed) -> Iterator[Action]:
+    """Create the pods that are missing; then the claims of those that have none."""
+    milvus, mine, blocked = seen.milvus, seen.mine, seen.blocked
+    # If somebody else's pod has the name, the create fails, and that is told.
+    taken = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
+    for ordinal in range(seen.spec.replicas):
+        if ordinal not in mine and ordinal not in taken and ordinal not in blocked:
+            yield Action("create", ordinal, {})
+    for ordinal, pod in mine.items():
+        lacks_claim = seen.spec.storage and seen.wants(ordinal) and ordinal not in seen.claims
+        if lacks_claim and ordinal not in blocked and not is_over(pod):
+            yield Action("claim", ordinal, {})
 
 
-def is_ready(pod: Obj) -> bool:
-    return not is_over(pod) and condition_of(pod, "Ready").get("status") == "True"
+def roll(seen: Observed) -> Iterator[Action]:
+    """Replace the pods whose template is outdated. Those that are broken go at once: a roll must
+    not wait for them (kubernetes/kubernetes#67250). Of the others, the one with the highest ordinal
+    goes, while every desired pod is Ready, and new ones have been so for minReadySeconds."""
+    turns = {o: pod for o, pod in seen.outdated.items() if o not in seen.blocked}
+    if seen.spec.updates_on_delete or not turns:
+        return
+    for ordinal, pod in turns.items():
+        if is_broken(pod):
+            yield Action("replace", ordinal, pod, OUTDATED)
+    if all(is_settled(o, seen) for o in range(seen.spec.replicas)):
+        ordinal = max(turns)
+        yield Action("replace", ordinal, turns[ordinal], OUTDATED)
 
 
-def seconds_since_ready_changed(pod: Obj) -> float:
-    """For how long its condition Ready has been as it is, by the node's clock; inf: not known."""
-    since = condition_of(pod, "Ready").get("lastTransitionTime")
-    if not since:
-        return inf
-    return (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds()
+def is_broken(pod: Obj) -> bool:
+    """Whether it serves nobody, and will not soon by itself, so that nothing is lost by replacing
+    it. If its node fell silent, its containers are still listed as ready: it may serve, and may
+    come back. When a kubelet restarts, its pods look unready until their next probes
+    (kubernetes/kubernetes#100277)."""
+    if is_over(pod) or is_ready(pod):
+        return False
+    containers = containers_of(pod)
+    if not containers or any("running" not in (one.get("state") or {}) for one in containers):
+        return True
+    is_silent = all(container.get("ready") for container in containers)
+    return not is_silent and seconds_since_ready_changed(pod) >= PROBING
 
 
-def why_not_ready(pod: Obj) -> Why:
-    """Why a pod is not Ready, in the words of its status, or else its phase."""
-    status = pod["status"]
-    phase = phase_of(pod)
-    if is_ending(pod):
-        held_by = ", ".join(pod["metadata"].get("finalizers") or [])
-        return Why("Terminating", f"it waits for its finalizers: {held_by}" if held_by else "")
-    if is_finished(pod):
-        return Why(status.get("reason") or phase, status.get("message") or "")
-    parts = [
-        state
-        for one in (status.get("initContainerStatuses") or []) + containers_of(pod)
-        for state in (one.get("state") or {}).values()  # waiting, running or terminated
-        if state.get("reason") != "Completed"
+def is_settled(ordinal: int, seen: Observed) -> bool:
+    """Whether a roll need not wait for this ordinal: it has been Ready for long enough."""
+    pod = seen.mine.get(ordinal)
+    if not pod or not is_ready(pod):
+        return False
+    return ordinal in seen.outdated or seconds_since_ready_changed(pod) >= seen.spec.min_ready
+
+
+def grow(seen: Observed) -> Iterator[Action]:
+    """Ask for larger volumes, where a claim of ours requests less than the spec. Before it is
+    Bound, it cannot be changed."""
+    size = seen.spec.storage.get("size")
+    for ordinal, claim in sorted(seen.claims.items()):
+        is_bound = phase_of(claim) == "Bound" and not is_ending(claim)
+        if size and is_bound and seen.wants(ordinal) and is_labelled(seen.milvus, claim):
+            requested = claim["spec"]["resources"]["requests"]["storage"]
+            if parse_quantity(requested) < parse_quantity(size):
+                yield Action("grow", ordinal, claim, f"spec.storage.size is {size}")
+
+
+def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
+    """Pods or claims by full name without the ordinal, then by ordinal."""
+    found = defaultdict[str, Objs](dict)
+    for obj in objects:
+        base, _, ordinal = full_name(obj).rpartition("-")
+        if ordinal.isdecimal() and str(int(ordinal)) == ordinal:
+            found[base][int(ordinal)] = obj
+    return found
+
+
+def is_labelled(milvus: Obj, obj: Obj) -> bool:
+    return contains(obj["metadata"].get("labels") or {}, our_label(milvus))
+
+
+def is_ours(milvus: Obj, pod: Obj) -> bool:
+    """Ownership is a UID, not a name."""
+    return is_labelled(milvus, pod) and controller_of(pod).get("uid") == uid_of(milvus)
+
+
+def is_orphan(milvus: Obj, pod: Obj) -> bool:
+    return is_labelled(milvus, pod) and not controller_of(pod)
+
+
+# ---------- Say: status, conditions and events; as pure as what decides ----------
+
+MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
+UNTIL_CORRECTED = "until that is corrected, nothing is done about its pods"
+OURS = ("Ready", "Reconciled", "Stalled")  # conditions
+
+Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
+
+
+def status_of(seen: Observed, why_invalid: str, problems: Problems) -> Obj:
+    """The status of a Milvus; `why_invalid` says what is wrong with its spec."""
+    milvus = seen.milvus
+    present = [pod for pod in seen.mine.values() if not is_ending(pod)]
+    if why_invalid:
+        why = Why(Reason.INVALID, f"{why_invalid}; {UNTIL_CORRECTED}")
+        conditions = [
+            new_condition(milvus, "Ready", False, why),
+            new_condition(milvus, "Reconciled", False, why),
+            new_condition(milvus, "Stalled", True, why),  # for kstatus: waiting will not help
+        ]
+    else:
+        conditions = conditions_of(seen, {**problems, **seen.blocked})
+    listed = milvus["status"].get("conditions") or []
+    others = [condition for condition in listed if condition.get("type") not in OURS]
+    current = [pod for pod in present if template_hash_of(pod) == seen.spec.template_hash]
+    return {
+        "observedGeneration": milvus["metadata"]["generation"],
+        "replicas": len(present),
+        "readyReplicas": sum(map(is_ready, present)),
+        "updatedReplicas": len(current),
+        "pods": [name_of(pod) for pod in present],
+        "selector": selector_of(milvus),
+        "conditions": conditions + others,
+    }
+
+
+def conditions_of(seen: Observed, problems: Problems) -> list[Obj]:
+    wanted = [pod for ordinal, pod in seen.mine.items() if seen.wants(ordinal)]
+    text = f"{sum(map(is_ready, wanted))} of {seen.spec.replicas} pods are ready"
+    if seen.outdated:
+        text += f", {len(seen.outdated)} outdated"
+    ready = Why("Ready", text)
+    missing = next(what_is_missing(seen, problems), None)
+    if missing:
+        ordinal, why = missing
+        pod = pod_name(seen.milvus, ordinal)
+        ready = Why(why.reason, f"{text}; {pod}: {why.message or why.reason}")
+    reconciled = Why(Reason.RECONCILED, MATCHING)
+    if problems:
+        reconciled = problems[min(problems)]
+    return [
+        new_condition(seen.milvus, "Ready", not missing, ready),
+        new_condition(seen.milvus, "Reconciled", not problems, reconciled),
     ]
-    parts += [
-        condition
-        for condition in (condition_of(pod, "PodScheduled"), condition_of(pod, "Ready"))
-        if condition.get("status") != "True"
-    ]
-    found: Obj = next((part for part in parts if part.get("reason")), {})
-    otherwise = "NotReady" if phase == "Running" else phase
-    ends = [(one.get("lastState") or {}).get("terminated") or {} for one in containers_of(pod)]
-    last = next((f" (it ended before: {end['reason']})" for end in ends if end.get("reason")), "")
-    return Why(found.get("reason") or otherwise, f"{found.get('message') or ''}{last}")
 
 
-def pick(obj: Obj, keys: Iterable[str]) -> Obj:
-    """The part of a mapping that has these keys, without those that are null."""
-    return {key: obj[key] for key in keys if obj.get(key) is not None}
+def what_is_missing(seen: Observed, problems: Problems) -> Iterator[tuple[int, Why]]:
+    """The ordinals that keep Ready from being true, and why. Outdated ones come last, because a
+    roll waits for the others."""
+    for ordinal in range(seen.spec.replicas):
+        pod = seen.mine.get(ordinal)
+        if not pod:
+            yield ordinal, problems.get(ordinal, Why("Creating", "it does not exist yet"))
+        elif is_finished(pod) and ordinal in problems:  # why it could not be restarted says more
+            yield ordinal, problems[ordinal]
+        elif not is_ready(pod):
+            yield ordinal, why_not_ready(pod)
+    for ordinal, pod in seen.outdated.items():
+        if is_ready(pod) and not seen.spec.updates_on_delete:
+            yield ordinal, problems.get(ordinal, Why("Updating", OUTDATED))
 
 
-def contains(obj: Obj, part: Mapping[str, Any]) -> bool:
-    """Whether a mapping has all of these keys, with these values."""
-    return part.items() <= obj.items()
+def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why) -> Obj:
+    """A condition in the standard form. Its time changes only with its status."""
+    old = condition_of(milvus, type_)
+    is_same = old.get("status") == str(is_true)
+    return {
+        "type": type_,
+        "status": str(is_true),
+        "observedGeneration": milvus["metadata"]["generation"],
+        "lastTransitionTime": old["lastTransitionTime"] if is_same else timestamp(),
+        "reason": why.reason,
+        "message": why.message[:1024],
+    }
 
 
-# ---------- The kind: what would be replaced to run something other than Milvus ----------
+def state_of(status: Obj) -> State:
+    milvus = {"status": status}
+    if condition_of(milvus, "Reconciled")["status"] == "False":
+        return State.FAILED
+    is_ready = condition_of(milvus, "Ready")["status"] == "True"
+    return State.READY if is_ready else State.PROGRESSING
+
+
+def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
+    """An event for `kubectl describe`."""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace_of(milvus)},
+        "regarding": reference_to(milvus) | {"namespace": namespace_of(milvus)},
+        "type": "Warning" if is_warning else "Normal",
+        "reason": reason,
+        "action": "Reconcile",
+        "note": note.encode()[:1024].decode(errors="ignore"),
+        "eventTime": timestamp("microseconds"),
+        "reportingController": f"{GROUP}/{MANAGER}",
+        "reportingInstance": socket.gethostname(),
+    }
+
+
+def timestamp(precision: str = "seconds") -> str:
+    """The time as Kubernetes writes it: RFC 3339, in UTC."""
+    return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+# ---------- Retries: when to try again ----------
+
+# In seconds. Whatever has to be done again, because it failed or because something undoes it, is
+# done after 1 s, 2 s, 4 s …
+FIRST_DELAY = 1
+LONGEST_DELAY = 30
+QUIET = 60  # after so long without another try, delays start afresh
+
+Key = tuple[str, int]  # a verb, and an ordinal or SERVICE
+STATUS: Key = ("status", SERVICE)  # the write of the status
+
+
+class Try(NamedTuple):
+    """The last time that something was tried, and what came of it."""
+
+    tried: float
+    delay: float  # before it may be tried again
+    problem: Why | None  # why it failed; None: it was done
+    failures: int  # in a row
+
+
+@dataclass
+class Memory:
+    """What is remembered of a Milvus, while its spec stays the same. Losing it costs one more
+    try."""
+
+    spec: Spec
+    why_invalid: str = ""  # what is wrong with the spec
+    state: State = State.PROGRESSING
+    tries: dict[Key, Try] = field(default_factory=dict)
+    written: Obj = field(default_factory=dict)  # the status that was written last
+
+    def note(self, key: Key, now: float, problem: Why | None = None) -> None:
+        delay: float = FIRST_DELAY
+        failures = 0
+        if last := self.tries.get(key):
+            failures = last.failures
+            if now < last.tried + QUIET:
+                delay = min(2 * last.delay, LONGEST_DELAY)
+        self.tries[key] = Try(now, delay, problem, failures + 1 if problem else 0)
+
+    def waits(self, key: Key, now: float) -> bool:
+        return key in self.tries and now < self.tries[key].tried + self.tries[key].delay
+
+    def forget(self, needed: Iterable[Key]) -> None:
+        """Forget what failed and is not to be done any more."""
+        kept = {STATUS, *needed}
+        self.tries = {key: one for key, one in self.tries.items() if not one.problem or key in kept}
+
+    def problems(self, at_once: bool) -> Problems:
+        """What has failed, by ordinal: at once, or when it has failed twice, as it may resolve
+        itself."""
+        least = 1 if at_once else 2
+        return {
+            ordinal: last.problem
+            for (verb, ordinal), last in self.tries.items()
+            if last.problem and last.failures >= least and verb != "status"
+        }
+
+    @property
+    def is_well(self) -> bool:
+        return self.state != State.FAILED and not any(last.problem for last in self.tries.values())
+
+
+# ---------- The pod: what would be replaced to run something other than Milvus ----------
 
 CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # the folder of all of its data
@@ -226,9 +892,8 @@ CONFIG_VOLUME = "operator-config"
 FS_GROUP = 999  # the group of Milvus images that do not run as root
 PORTS = {"milvus": 19530, "metrics": 9091}
 
-# What the rest of the pod relies on, so that no setting in milvusSpec may change it. Milvus reads
-# the milvus.yaml of its image, then default.yaml, then user.yaml, then variables; what comes later
-# wins.
+# What the rest of the pod relies on. Milvus reads the milvus.yaml of its image, then default.yaml,
+# then user.yaml, then variables; what comes later wins, so no setting in milvusSpec changes these.
 VARIABLES = {
     "DEPLOY_MODE": "STANDALONE",
     "PROXY_PORT": str(PORTS["milvus"]),
@@ -268,30 +933,62 @@ DEFAULTS = {
 }
 # The components share the container, and find each other at 127.0.0.1. If they registered the pod's
 # address, which changes, a new pod on existing data would wait until the old sessions expire.
-COMPONENTS = (
-    "rootCoord",
-    "dataCoord",
-    "queryCoord",
-    "indexCoord",
-    "proxy",
-    "dataNode",
-    "indexNode",
-    "queryNode",
-    "streamingNode",
-)
-DEFAULTS |= {f"{component}.ip": "127.0.0.1" for component in COMPONENTS}
+COMPONENTS = "rootCoord dataCoord queryCoord indexCoord proxy dataNode indexNode queryNode"
+DEFAULTS |= {f"{name}.ip": "127.0.0.1" for name in [*COMPONENTS.split(), "streamingNode"]}
 
 # External services. A row is (address, setting, value): if the user sets the address to something
-# outside the pod, default.yaml sets the setting to the value. Of two queues, the first row counts.
+# outside the pod, default.yaml sets the setting to the value. Of two queues, the later row counts.
 EXTERNAL_SERVICES = (
     ("minio.address", "common.storageType", "remote"),
     ("etcd.endpoints", "etcd.use.embed", "false"),
-    ("pulsar.address", "mq.type", "pulsar"),
     ("kafka.brokerList", "mq.type", "kafka"),
+    ("pulsar.address", "mq.type", "pulsar"),
 )
 # What is not outside the pod. A milvus.yaml that somebody has pasted is full of such.
 _LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
 LOCAL_ADDRESSES = re.compile(rf"(|~|null)|{_LOCAL}(,\s*{_LOCAL})*", re.IGNORECASE)
+
+
+def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
+    """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
+    InvalidSpec."""
+    generated: Obj = {
+        "metadata": {"labels": {}, "annotations": {}},  # a list in their place is invalid
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
+            "terminationGracePeriodSeconds": 60,
+            "securityContext": {"fsGroup": FS_GROUP},
+            "containers": [new_container(spec.image)],
+            "volumes": [data_volume(milvus, spec, ordinal)],
+        },
+    }
+    pod = overlay(generated, spec.pod, "spec")
+    defaults = defaults_for(set_by_user(spec, pod))
+    texts = {
+        DEFAULT_FILE: "".join(f"{setting}: {value}\n" for setting, value in defaults.items()),
+        USER_FILE: spec.user_file,
+        ETCD_FILE: ETCD_CONFIG,
+    }
+    ours = {
+        "name": pod_name(milvus, ordinal),
+        "namespace": namespace_of(milvus),
+        "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
+        "annotations": {TEMPLATE_HASH: spec.template_hash}
+        | {f"{GROUP}/{file}": text for file, text in texts.items()},
+        "ownerReferences": [owner_reference(milvus)],
+    }
+    ours_in_spec = {
+        "volumes": [*(pod["spec"].get("volumes") or []), config_volume()],
+        "hostname": pod_name(milvus, ordinal),  # by these two, the Service gives the pod a name
+        "subdomain": name_of(milvus),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": overlay(pick(pod["metadata"], ("labels", "annotations")), ours, "metadata"),
+        "spec": pod["spec"] | ours_in_spec,
+    }
 
 
 def new_container(image: str) -> Obj:
@@ -319,239 +1016,34 @@ def new_container(image: str) -> Obj:
     }
 
 
-# ---------- The spec ----------
+def data_volume(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
+    if spec.storage:
+        source = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
+        return {"name": "data"} | source
+    return {"name": "data", "emptyDir": {}}
 
 
-@dataclass(frozen=True)
-class Spec:
-    """The spec of a Milvus, read and checked: see `spec_of`."""
-
-    image: str = ""
-    replicas: int = 1
-    storage: Obj = field(default_factory=dict)
-    pod: Obj = field(default_factory=dict)  # the overlay
-    settings: dict[str, str] = field(default_factory=dict)  # of milvusSpec, by canonical name
-    user_file: str = ""  # the text of user.yaml
-    updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
-    min_ready: int = 10  # seconds that a new pod must have been Ready before a roll goes on
-    template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
+def config_volume() -> Obj:
+    """The files, from the annotations of the pod."""
+    files = [
+        {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{GROUP}/{file}']"}}
+        for file in FILES
+    ]
+    return {"name": CONFIG_VOLUME, "downwardAPI": {"items": files}}
 
 
-MAX_REPLICAS = 1000
-# More YAML events than any real configuration has; a setting takes two. It bounds the time that
-# parsing takes, and the depth.
-MAX_EVENTS = 5000
-
-
-BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if there is one
-
-
-class Loader(BaseLoader):  # type: ignore[misc,valid-type]
-    """All values as text, so that `1` and `'1'` are the same. A section may be there only once: of
-    two, Milvus would drop the first, with a login that it turns on."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Obj:
-        keys = set[str]()
-        for key, _ in node.value:
-            if key.value in keys:
-                line = key.start_mark.line + 1
-                raise Invalid(
-                    f"spec.milvusSpec, line {line}: this section or setting is there twice"
-                )
-            keys.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def spec_of(milvus: Obj) -> Spec:
-    """Read the spec of a Milvus. Raises Invalid."""
-    fields = milvus["spec"]
-    text = fields.get("milvusSpec") or ""
-    parsed = parse_settings(text)
-    settings = dict(flatten(parsed))
-    strategy = fields.get("updateStrategy") or {}
-    pod = {key: value for key, value in (fields.get("pod") or {}).items() if value}
-    spec = Spec(
-        **pick(fields, ("image", "replicas", "storage")),
-        pod=pod,
-        settings=settings,
-        user_file=text if parsed else "",
-        updates_on_delete=strategy.get("type") == "OnDelete",
-        min_ready=strategy.get("minReadySeconds", Spec.min_ready),
-        template_hash=fingerprint(fields["image"], settings, pod),
-    )
-    refuse_dangers(milvus, spec)
-    return spec
-
-
-def fingerprint(*template: Any) -> str:
-    """A hash of what the user's own fields mean. Only when it changes are pods replaced, so it
-    leaves out `storage`, which can grow, and all that `new_pod` adds: a new version of the operator
-    replaces no pods. test_a_new_version_of_the_operator_replaces_no_pods pins some hashes."""
-    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def parse_settings(text: str) -> Obj:
-    """The settings in a text, nested as they are written. Words set nothing, such as the first
-    example's "this is milvus spec". It may hold secrets, so no message quotes it. Raises
-    Invalid."""
-    line = 1
-    try:
-        for number, event in enumerate(yaml.parse(text, Loader)):
-            line = event.start_mark.line + 1  # type: ignore[union-attr]
-            if number == MAX_EVENTS:
-                raise Invalid(f"spec.milvusSpec: it has more than {MAX_EVENTS // 2} settings")
-            # Milvus ignores all of its files if a tag does not fit. Aliases can take gigabytes.
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-                raise Invalid(f"spec.milvusSpec, line {line}: write plain values, without & * or !")
-        settings = yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if mark := getattr(error, "problem_mark", None):
-            line = mark.line + 1
-        raise Invalid(f"spec.milvusSpec, line {line}: it is not one valid YAML document") from None
-    if settings is None or isinstance(settings, dict):
-        return settings or {}
-    if re.search("[:=]", text):  # it looks like settings
-        raise Invalid("spec.milvusSpec: it is not a YAML mapping: write `name: value`")
-    return {}
-
-
-def flatten(settings: Obj, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The name of each setting, as Milvus compares it, and its value. Lists are joined, as in
-    Milvus."""
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        # No name that is read here is so long, and a thousand of them could take gigabytes.
-        if len(name) > 100:
-            continue
-        if isinstance(value, dict):
-            yield from flatten(value, f"{name}.")
-        else:
-            yield canonical(name), value if isinstance(value, str) else ",".join(map(str, value))
-
-
-def canonical(name: str) -> str:
-    """The name of a setting as Milvus compares it: `minio.address`, MINIO_ADDRESS and
-    MILVUS_CONF_MINIO_ADDRESS are one (formatKey and EnvSource of its pkg/config)."""
-    plain = re.sub("[_./]", "", name).lower()
-    return plain.removeprefix("milvusconf").removeprefix("milvus")  # also milvus.minio.address
-
-
-def set_by_user(spec: Spec, pod: Obj) -> dict[str, str | None]:
-    """What the user sets in spec.milvusSpec or by variables, by canonical name. None: the value is
-    not known here, as from a Secret."""
-    found: dict[str, str | None] = {**spec.settings}
-    for variable in server_of(pod).get("env") or []:
-        name, value = variable.get("name", ""), str(variable.get("value") or "")
-        if VARIABLES.get(name) != value:  # else it is ours
-            is_known = "valueFrom" not in variable and "$(" not in value
-            found[canonical(name)] = value if is_known else None
-    return found
-
-
-def defaults_for(theirs: Mapping[str, str | None]) -> dict[str, str]:
+def defaults_for(theirs: Settings) -> dict[str, str]:
     """The settings of default.yaml for a user who has set these. An unknown address counts as
     outside the pod: if it were taken for local, an empty etcd would start beside the user's own."""
-    chosen: dict[str, str] = {}
+    chosen = {}
     for address, setting, value in EXTERNAL_SERVICES:
         where = theirs.get(canonical(address), "")
         if where is None or not LOCAL_ADDRESSES.fullmatch(where):
-            chosen.setdefault(setting, value)
+            chosen[setting] = value
     return DEFAULTS | chosen
 
 
-# Where the parts of the data are in the pod: the variable that says so.
-FOLDERS = {"vectors": "LOCALSTORAGE_PATH", "etcd": "ETCD_DATA_DIR", "queue": "ROCKSMQ_PATH"}
-# What stock files say instead of our values; it changes nothing.
-STOCK = {"", "~", "null", "default", "default.etcd"}
-ENDS_WITH_POD = {"name", "emptyDir", "ephemeral", "csi"}
-TRUE = ("true", "t", "1", "yes", "y", "on")
-
-
-def refuse_overrides(spec: Spec, pod: Obj) -> None:
-    """Refuse what must not be changed. Raises Invalid."""
-    for name, value in VARIABLES.items():
-        theirs = spec.settings.get(canonical(name), value)
-        if normpath(theirs) != value and theirs not in STOCK:
-            text = f"spec.milvusSpec must not change what the variable {name} sets ({value})"
-            advice = "leave it out, or set the variable, and what relies on it, in spec.pod"
-            raise Invalid(f"{text}: {advice}")
-    if server_of(pod).get("envFrom"):  # an address may be among them
-        text = "spec.pod must not have envFrom in the container milvus"
-        raise Invalid(f"{text}: name each variable in env, with valueFrom")
-    if pod["spec"].get("terminationGracePeriodSeconds") == 0:
-        text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
-        raise Invalid(f"{text}: a new pod would use the volume before the old one has ended")
-    files = {CONFIGS, *(f"{CONFIGS}/{name}" for name in ("milvus.yaml", DEFAULT_FILE, USER_FILE))}
-    for mount in mounts_of(pod):
-        if mount["mountPath"] in files and mount["name"] != CONFIG_VOLUME:
-            text = f"spec.pod mounts settings of its own at {mount['mountPath']}"
-            raise Invalid(f"{text}: write them in spec.milvusSpec")
-
-
-def refuse_dangers(milvus: Obj, spec: Spec) -> None:
-    """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
-    does not know. Raises Invalid."""
-    ordinal = MAX_REPLICAS  # of no pod, so that no volume of the user's own has its name
-    pod = new_pod(milvus, spec, ordinal)
-    refuse_overrides(spec, pod)
-    outside = outside_of(spec, pod)
-    lasting, shared, used = set(outside), set(outside), []
-    for part, variable in FOLDERS.items():
-        if part in outside:
-            continue
-        volume, mount = volume_of(pod, variable)
-        used.append(volume)
-        is_of_each = volume == data_volume(milvus, spec, ordinal) or "$(" in mount.get(
-            "subPathExpr", ""
-        )
-        if not volume.keys() <= ENDS_WITH_POD:
-            lasting.add(part)
-            shared |= set() if is_of_each else {part}
-        elif spec.storage:
-            text = f"the {part} would end with the pod, although spec.storage is set"
-            raise Invalid(f"{text}: mount nothing else at {mount['mountPath']}")
-    if spec.storage and used and data_volume(milvus, spec, ordinal) not in used:
-        raise Invalid(f"spec.storage is not used: leave it out, or mount nothing else at {DATA}")
-    if lasting & {"vectors", "etcd"} and len(lasting) < len(FOLDERS):
-        ending = ", ".join(sorted(FOLDERS.keys() - lasting))
-        text = f"with the pod would end: {ending}; the rest of the data is of no use alone"
-        raise Invalid(
-            f"{text}: create a Milvus with spec.storage, or move all three out of the pod"
-        )
-    if spec.replicas > 1 and shared:
-        text = f"all replicas would share their {min(shared)}, and delete each other's data"
-        raise Invalid(f"{text}: set spec.replicas to 1, and create one Milvus for each place")
-
-
-def outside_of(spec: Spec, pod: Obj) -> set[str]:
-    """The parts of the data that are not in the pod."""
-    theirs = set_by_user(spec, pod)
-    settings = {canonical(name): value for name, value in defaults_for(theirs).items()}
-    settings |= {name: value for name, value in theirs.items() if value is not None}
-    queue = settings[canonical("mq.type")].lower()
-    if queue == "woodpecker":
-        queue = settings.get(canonical("woodpecker.storage.type"), "minio")  # its own default
-    is_outside = {
-        "vectors": settings[canonical("common.storageType")] != "local",
-        "etcd": settings[canonical("etcd.use.embed")].lower() not in TRUE,
-        "queue": queue in ("pulsar", "kafka", "minio"),
-    }
-    return {part for part, is_so in is_outside.items() if is_so}
-
-
-def volume_of(pod: Obj, variable: str) -> tuple[Obj, Obj]:
-    """The volume that a folder is on, and how it is mounted. Raises Invalid."""
-    variables = {one.get("name"): one.get("value") or DATA for one in server_of(pod)["env"]}
-    folder = normpath(variables.get(variable, DATA))
-    above = [one for one in mounts_of(pod) if f"{folder}/".startswith(f"{one['mountPath']}/")]
-    mount = max(above, key=lambda one: len(one["mountPath"]), default={"name": None})
-    volumes = [one for one in pod["spec"]["volumes"] if one["name"] == mount["name"]]
-    if not volumes:
-        raise Invalid(f"no volume is mounted at {folder}: mount the one named data at {DATA}")
-    return volumes[0], mount
-
-
-# ---------- Objects that the operator makes ----------
+# --- Its claim, its Service, and their names ---
 
 
 def pod_name(milvus: Obj, ordinal: int) -> str:
@@ -560,6 +1052,11 @@ def pod_name(milvus: Obj, ordinal: int) -> str:
 
 def claim_name(milvus: Obj, ordinal: int) -> str:
     return f"data-{pod_name(milvus, ordinal)}"
+
+
+def full_data_name(milvus: Obj) -> str:
+    """The full name of its claims, without the ordinal."""
+    return f"{namespace_of(milvus)}/data-{name_of(milvus)}"
 
 
 def our_label(milvus: Obj) -> dict[str, str]:
@@ -587,79 +1084,6 @@ def reference_to(milvus: Obj) -> Obj:
 
 def owner_reference(milvus: Obj) -> Obj:
     return reference_to(milvus) | {"controller": True, "blockOwnerDeletion": True}
-
-
-def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
-    """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
-    Invalid."""
-    generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so that a list in their place is Invalid
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
-            "terminationGracePeriodSeconds": 60,
-            "securityContext": {"fsGroup": FS_GROUP},
-            "containers": [new_container(spec.image)],
-            "volumes": [data_volume(milvus, spec, ordinal)],
-        },
-    }
-    if "serviceAccountName" in (spec.pod.get("spec") or {}):
-        del generated["spec"]["automountServiceAccountToken"]  # to name one is to ask for its token
-    pod = overlay(generated, spec.pod, "spec.pod")  # the user's wins
-    defaults = defaults_for(set_by_user(spec, pod))
-    texts = {
-        DEFAULT_FILE: "".join(f"{setting}: {value}\n" for setting, value in defaults.items()),
-        USER_FILE: spec.user_file,
-        ETCD_FILE: ETCD_CONFIG,
-    }
-    ours = {
-        "name": pod_name(milvus, ordinal),
-        "namespace": namespace_of(milvus),
-        "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
-        "annotations": {TEMPLATE_HASH: spec.template_hash}
-        | {annotation_of(file): text for file, text in texts.items()},
-        "ownerReferences": [owner_reference(milvus)],
-    }
-    ours_in_spec = {
-        "volumes": [*(pod["spec"].get("volumes") or []), config_volume()],
-        "hostname": pod_name(milvus, ordinal),  # by these two, the Service gives the pod a name
-        "subdomain": name_of(milvus),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": overlay(pick(pod["metadata"], ("labels", "annotations")), ours),  # ours wins
-        "spec": pod["spec"] | ours_in_spec,
-    }
-
-
-def server_of(pod: Obj) -> Obj:
-    """The container that runs Milvus."""
-    return next(one for one in pod["spec"]["containers"] if one.get("name") == CONTAINER)
-
-
-def mounts_of(pod: Obj) -> list[Obj]:
-    return server_of(pod).get("volumeMounts") or []
-
-
-def annotation_of(file: str) -> str:
-    return f"{GROUP}/{file}"
-
-
-def config_volume() -> Obj:
-    """The files, from the annotations of the pod."""
-    files = [
-        {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation_of(file)}']"}}
-        for file in FILES
-    ]
-    return {"name": CONFIG_VOLUME, "downwardAPI": {"items": files}}
-
-
-def data_volume(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
-    if spec.storage:
-        source = {"persistentVolumeClaim": {"claimName": claim_name(milvus, ordinal)}}
-        return {"name": "data"} | source
-    return {"name": "data", "emptyDir": {}}
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -698,6 +1122,7 @@ def new_service(milvus: Obj) -> Obj:
 
 
 # --- spec.pod, laid over the generated pod ---
+
 # What the items of these lists are merged by; other lists are replaced.
 MERGE_KEYS = {
     "containers": "name",
@@ -709,415 +1134,391 @@ MERGE_KEYS = {
 # Items of these lists are replaced as a whole: merged, a variable could have both `value` and
 # `valueFrom`, and a volume two sources, which the API server rejects.
 WHOLE = ("env", "volumes")
-HANDLERS = {"exec", "grpc", "httpGet", "tcpSocket"}  # a probe has one of these
 
 
-def overlay(base: Obj, over: Any, path: str = "") -> Obj:
-    """A mapping laid over another, in which null removes a key. Two things replace ours:
-    `resources`, because Kubernetes takes a limit alone as the request, too, and the handler of a
-    probe. Raises Invalid with the path of what is wrong."""
+def overlay(base: Obj, over: Any, name: str) -> Obj:
+    """The mapping `over` laid over `base`: what it has wins, and null removes a key. `resources`
+    are replaced as a whole, because Kubernetes takes a limit alone as the request, too. Raises
+    InvalidSpec with the name of what is wrong."""
     if not isinstance(over, dict):
-        raise Invalid(f"{path} must be a mapping")
-    is_other_probe = path.endswith("Probe") and HANDLERS & over.keys()
-    merged = {
-        key: value for key, value in base.items() if not is_other_probe or key not in HANDLERS
-    }
+        raise InvalidSpec(f"{name} in spec.pod must be a mapping")
+    merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(below, list) and key in MERGE_KEYS:
-            merged[key] = overlay_list(key, below, value or [], f"{path}.{key}")
+            merged[key] = overlay_list(below, value or [], key)
         elif value is None:
             merged.pop(key, None)
         elif isinstance(below, dict) and key != "resources":
-            merged[key] = overlay(below, value, f"{path}.{key}")
+            merged[key] = overlay(below, value, key)
         else:
             merged[key] = value
     return merged
 
 
-def overlay_list(name: str, ours: list[Obj], over: Any, path: str) -> list[Obj]:
-    """A list laid over ours: those of ours that it does not name; then its items, each merged with
-    ours of the same name. Raises Invalid."""
+def overlay_list(base: list[Obj], over: Any, name: str) -> list[Obj]:
+    """A list laid over another: first the items of `base` that `over` does not name, then those of
+    `over`, each merged with the item of the same name. Raises InvalidSpec."""
     if not isinstance(over, list) or not all(isinstance(item, dict) for item in over):
-        raise Invalid(f"{path} must be a list of mappings")
+        raise InvalidSpec(f"{name} in spec.pod must be a list of mappings")
     key = MERGE_KEYS[name]
-    if name == "volumeMounts":  # as a kubelet reads paths
-        paths = [str(item.get(key, "")).lstrip("/") for item in over]
-        plain = [{key: normpath(f"/{one}")} if one else {} for one in paths]
-        over = [item | path for item, path in zip(over, plain, strict=True)]
-    by_key = {item[key]: item for item in ours}
-    merged = [
-        item if name in WHOLE else overlay(by_key.get(item.get(key), {}), item, f"{path}[{number}]")
-        for number, item in enumerate(over)
-    ]
+    if name == "volumeMounts":
+        over = [with_plain_path(mount) for mount in over]
+    by_key = {item[key]: item for item in base}
     named = [item.get(key) for item in over]
-    return [item for item in ours if item[key] not in named] + merged
+    merged = [item for item in base if item[key] not in named]
+    for item in over:
+        below = {} if name in WHOLE else by_key.get(item.get(key), {})
+        merged.append(overlay(below, item, name))
+    return merged
 
 
-# ---------- Decide: what to do; it knows no network and no log ----------
-
-SERVICE = MAX_REPLICAS  # stands for the Service in place of an ordinal, and sorts after all of them
-OUTDATED = "its template has changed"
-# Seconds for which a pod that is not Ready, but runs, does not count as broken: as long as our
-# startup probe allows.
-PROBING = 300
+def with_plain_path(mount: Obj) -> Obj:
+    """A mount with its path as a kubelet reads it: `/a//b/` is `/a/b`."""
+    path = str(mount.get("mountPath", "")).lstrip("/")
+    return mount | {"mountPath": normpath(f"/{path}")} if path else mount
 
 
-class Action(NamedTuple):
-    """Something to do; the verbs are methods of `Visit`. `replace` deletes a pod, too, after a dry
-    run: a later pass creates what is missing then."""
+# ---------- The spec: what a user may ask for ----------
 
-    verb: str
-    ordinal: int  # or SERVICE
-    obj: Obj  # the pod or claim as it was seen; empty for what is to be created
-    because: str = ""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.verb, self.ordinal
+Settings = Mapping[str, str | None]  # by canonical name; None: the value is not known here
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A Milvus, and the objects that have its names, as far as a visit knows them."""
+class Spec:
+    """The spec of a Milvus, read and checked: see `spec_of`."""
 
-    milvus: Obj
-    pods: Objs  # whoever owns them
-    claims: Objs  # whoever made them
-    has_service: bool
-    spec: Spec
-
-    @cached_property
-    def mine(self) -> Objs:
-        """Those of the pods that this Milvus owns, and finds by its label."""
-        return {o: pod for o, pod in sorted(self.pods.items()) if is_ours(self.milvus, pod)}
-
-    @cached_property
-    def outdated(self) -> Objs:
-        """Those of the desired pods that are of another template. If a pod has no fingerprint, that
-        is not known: whatever removed it would remove that of the next pod, too, for ever."""
-        current = (None, self.spec.template_hash)
-        pods = self.mine.items()
-        return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in current}
-
-    @cached_property
-    def blocked(self) -> dict[int, Why]:
-        """The desired ordinals whose claims are gone, going, or without their volumes. Only the pod
-        that is there still reaches the data, so it stays; a new one waits until the claim is
-        gone."""
-        if not self.spec.storage:
-            return {}  # then claims are not ours
-        found = {}
-        for ordinal in range(self.spec.replicas):
-            claim, pod = self.claims.get(ordinal), self.mine.get(ordinal)
-            if claim and (is_ending(claim) or phase_of(claim) == "Lost"):
-                state = "is being deleted" if is_ending(claim) else "is Lost"
-            elif not claim and pod and phase_of(pod) != "Pending":  # it had a claim when it began
-                state = "is gone"
-            else:
-                continue
-            text = f"claim {claim_name(self.milvus, ordinal)} {state}, so its pod is not replaced"
-            advice = "if its pod runs, back up the data before that ends"
-            found[ordinal] = Why(CLAIM_LOST, f"{text}: {advice}")
-        return found
-
-    def wants(self, ordinal: int) -> bool:
-        return ordinal < self.spec.replicas
+    image: str = ""
+    replicas: int = 1
+    storage: Obj = field(default_factory=dict)
+    pod: Obj = field(default_factory=dict)  # the overlay
+    settings: dict[str, str] = field(default_factory=dict)  # of milvusSpec, by canonical name
+    user_file: str = ""  # the text of user.yaml
+    updates_on_delete: bool = False  # whether outdated pods stay until somebody deletes them
+    min_ready: int = 10  # seconds that a new pod must have been Ready before a roll goes on
+    template_hash: str = ""  # the fingerprint of image, milvusSpec and pod
 
 
-def full_data_name(milvus: Obj) -> str:
-    """The full name of its claims, without the ordinal."""
-    return f"{namespace_of(milvus)}/data-{name_of(milvus)}"
+def spec_of(milvus: Obj) -> Spec:
+    """Read the spec of a Milvus. Raises InvalidSpec."""
+    fields = milvus["spec"]
+    text = fields.get("milvusSpec") or ""
+    parsed = parse_settings(text)
+    settings = dict(flatten(parsed))
+    strategy = fields.get("updateStrategy") or {}
+    pod = {key: value for key, value in (fields.get("pod") or {}).items() if value}
+    spec = Spec(
+        **pick(fields, ("image", "replicas", "storage")),
+        pod=pod,
+        settings=settings,
+        user_file=text if parsed else "",
+        updates_on_delete=strategy.get("type") == "OnDelete",
+        min_ready=strategy.get("minReadySeconds", Spec.min_ready),
+        template_hash=fingerprint(fields["image"], settings, pod),
+    )
+    refuse_dangers(milvus, spec)
+    return spec
 
 
-def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
-    """Pods or claims by full name without the ordinal, then by ordinal."""
-    found = defaultdict[str, Objs](dict)
-    for obj in objects:
-        base, _, ordinal = full_name(obj).rpartition("-")
-        if ordinal.isdecimal() and str(int(ordinal)) == ordinal:
-            found[base][int(ordinal)] = obj
+def fingerprint(*template: Any) -> str:
+    """A hash of what the user's own fields mean. Only when it changes are pods replaced, so it
+    leaves out `storage`, which can grow, and all that `new_pod` adds: a new version of the operator
+    replaces no pods. test_a_new_version_of_the_operator_replaces_no_pods pins some hashes."""
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- milvusSpec ---
+
+MAX_EVENTS = 5000  # of YAML, two for each setting: it bounds the time of parsing, and the depth
+BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if there is one
+
+
+class Loader(BaseLoader):  # type: ignore[misc,valid-type]
+    """All values as text, so that `1` and `'1'` are the same. A section may be there only once: of
+    two, Milvus would drop the first, with a login that it turns on."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Obj:
+        keys = set[str]()
+        for key, _ in node.value:
+            if key.value in keys:
+                line = key.start_mark.line + 1
+                raise invalid_line(line, "this section or setting is there twice")
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def invalid_line(line: int, text: str) -> InvalidSpec:
+    return InvalidSpec(f"spec.milvusSpec, line {line}: {text}")
+
+
+def parse_settings(text: str) -> Obj:
+    """The settings in a text, nested as they are written. Words such as "this is milvus spec" set
+    nothing. It may hold secrets, so no message quotes it. Raises InvalidSpec."""
+    line = 1
+    events: Iterable[Any] = yaml.parse(text, Loader)
+    try:
+        for number, event in enumerate(events):
+            line = event.start_mark.line + 1
+            if number == MAX_EVENTS:
+                raise InvalidSpec(f"spec.milvusSpec has more than {MAX_EVENTS // 2} settings")
+            # Milvus ignores all of its files if a tag does not fit. Aliases can take gigabytes.
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
+                raise invalid_line(line, "write plain values, without & * or !")
+        settings = yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if mark := getattr(error, "problem_mark", None):
+            line = mark.line + 1
+        raise invalid_line(line, "it is not one valid YAML document") from None
+    if settings is None or isinstance(settings, dict):
+        return settings or {}
+    if re.search("[:=]", text):  # it looks like settings
+        raise InvalidSpec("spec.milvusSpec is not a YAML mapping: write `name: value`")
+    return {}
+
+
+def flatten(settings: Obj, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The canonical name of each setting, and its value. Lists are joined, as in Milvus."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        # No name that is read here is so long, and a thousand of them could take gigabytes.
+        if len(name) > 100:
+            continue
+        if isinstance(value, dict):
+            yield from flatten(value, f"{name}.")
+        elif isinstance(value, list):
+            yield canonical(name), ",".join(map(str, value))
+        else:
+            yield canonical(name), value
+
+
+def canonical(name: str) -> str:
+    """The name of a setting as Milvus compares it: `minio.address`, MINIO_ADDRESS and
+    MILVUS_CONF_MINIO_ADDRESS are one (formatKey and EnvSource of its pkg/config)."""
+    plain = re.sub("[_./]", "", name).lower()
+    return plain.removeprefix("milvusconf").removeprefix("milvus")  # also milvus.minio.address
+
+
+def set_by_user(spec: Spec, pod: Obj) -> Settings:
+    """What the user sets in spec.milvusSpec or, which wins, by variables."""
+    found: dict[str, str | None] = {**spec.settings}
+    for variable in server_of(pod).get("env") or []:
+        name, value = variable.get("name", ""), str(variable.get("value") or "")
+        if VARIABLES.get(name) != value:  # else it is ours
+            is_known = "valueFrom" not in variable and "$(" not in value  # not from a Secret
+            found[canonical(name)] = value if is_known else None
     return found
 
 
-def has_our_label(milvus: Obj, obj: Obj) -> bool:
-    return contains(obj["metadata"].get("labels") or {}, our_label(milvus))
+# --- What is refused, because data would be lost ---
+
+# Where the parts of the data are in the pod: the variable that says so.
+FOLDERS = {"vectors": "LOCALSTORAGE_PATH", "etcd": "ETCD_DATA_DIR", "queue": "ROCKSMQ_PATH"}
+# What stock files say instead of our values; it changes nothing.
+STOCK = {"", "~", "null", "default", "default.etcd"}
+ENDS_WITH_POD = {"name", "emptyDir", "ephemeral", "csi"}  # keys of volumes
+TRUE = ("true", "t", "1", "yes", "y", "on")
 
 
-def is_ours(milvus: Obj, pod: Obj) -> bool:
-    """Ownership is a UID, not a name."""
-    return has_our_label(milvus, pod) and controller_of(pod).get("uid") == uid_of(milvus)
-
-
-def is_orphan(milvus: Obj, pod: Obj) -> bool:
-    return has_our_label(milvus, pod) and not controller_of(pod)
-
-
-def decide(seen: Observed) -> Iterator[Action]:
-    """Everything that should be done, in the order in which it is done: pods that are surplus or
-    have ended are deleted before others are created, because that makes room in a quota."""
-    yield from tidy(seen)
-    yield from complete(seen)
-    yield from roll(seen)
-    storage = seen.spec.storage
-    for ordinal, claim in sorted(seen.claims.items()):
-        if storage and seen.wants(ordinal) and may_grow(seen.milvus, claim, storage["size"]):
-            yield Action("grow", ordinal, claim, f"spec.storage.size is {storage['size']}")
-    if not seen.has_service:
-        yield Action("expose", SERVICE, {})
-
-
-def tidy(seen: Observed) -> Iterator[Action]:
-    """Adopt orphans, delete surplus pods, and those that have ended."""
-    for ordinal, pod in sorted(seen.pods.items()):
-        if is_ending(pod):
-            continue
-        if is_orphan(seen.milvus, pod):
-            yield Action("adopt", ordinal, pod, "found without a controller, but with our label")
-        elif ordinal not in seen.mine:
-            continue  # somebody else's: see `complete`
-        elif not seen.wants(ordinal):
-            yield Action("delete", ordinal, pod, f"spec.replicas is {seen.spec.replicas}")
-        elif is_finished(pod) and ordinal not in seen.blocked:
-            yield Action("delete", ordinal, pod, why_not_ready(pod).reason)
-
-
-def complete(seen: Observed) -> Iterator[Action]:
-    """Create the pods that are missing; then the claims of those that have none."""
-    milvus, mine, blocked = seen.milvus, seen.mine, seen.blocked
-    # If somebody else's pod has the name, the create fails, and tells whose it is.
-    taken = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
-    for ordinal in range(seen.spec.replicas):
-        if ordinal not in mine and ordinal not in taken and ordinal not in blocked:
-            yield Action("create", ordinal, {})
-    for ordinal, pod in mine.items():
-        lacks_claim = seen.spec.storage and seen.wants(ordinal) and ordinal not in seen.claims
-        if lacks_claim and ordinal not in blocked and not is_over(pod):
-            yield Action("claim", ordinal, {})
-
-
-def roll(seen: Observed) -> Iterator[Action]:
-    """Replace the pods whose template is outdated. Those that are broken go at once: a roll must
-    not wait for them (kubernetes/kubernetes#67250). Of the others, the one with the highest ordinal
-    goes, and only while every desired pod is Ready, and new ones have been so for
-    minReadySeconds."""
-    turns = {o: pod for o, pod in seen.outdated.items() if o not in seen.blocked}
-    if seen.spec.updates_on_delete or not turns:
-        return
-    for ordinal, pod in turns.items():
-        if is_broken(pod):
-            yield Action("replace", ordinal, pod, OUTDATED)
-    # One that may serve is going: a second would be too many at once.
-    is_shrinking = any(not seen.wants(o) and not is_ending(pod) for o, pod in seen.mine.items())
-    if not is_shrinking and all(is_settled(o, seen) for o in range(seen.spec.replicas)):
-        ordinal = max(turns)
-        yield Action("replace", ordinal, turns[ordinal], OUTDATED)
-
-
-def is_broken(pod: Obj) -> bool:
-    """Whether it serves nobody, and will not soon by itself, so that nothing is lost by replacing
-    it. If its node fell silent, its containers are still listed as ready: it may serve, and may
-    come back. When a kubelet restarts, its pods look unready until their next probes
-    (kubernetes/kubernetes#100277)."""
-    if is_over(pod) or is_ready(pod):
-        return False
-    containers = containers_of(pod)
-    if not containers or any("running" not in (one.get("state") or {}) for one in containers):
-        return True
-    return (
-        not all(one.get("ready") for one in containers)
-        and seconds_since_ready_changed(pod) >= PROBING
-    )
-
-
-def is_settled(ordinal: int, seen: Observed) -> bool:
-    """Whether a roll need not wait for this ordinal: it has been Ready for long enough, or is
-    blocked."""
-    if ordinal in seen.blocked:
-        return True
-    pod = seen.mine.get(ordinal)
-    if not pod or not is_ready(pod):
-        return False
-    return ordinal in seen.outdated or seconds_since_ready_changed(pod) >= seen.spec.min_ready
-
-
-def may_grow(milvus: Obj, claim: Obj, size: str) -> bool:
-    """Whether a claim that we made requests less than this, and is Bound: before that, it cannot be
-    changed."""
-    if is_ending(claim) or phase_of(claim) != "Bound" or not has_our_label(milvus, claim):
-        return False
-    return parse_quantity(claim["spec"]["resources"]["requests"]["storage"]) < parse_quantity(size)
-
-
-# ---------- Say: status, conditions and events; as pure as what decides ----------
-
-MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
-OURS = ("Ready", "Reconciled", "Stalled")  # conditions
-
-Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
-
-
-def readiness(seen: Observed, problems: Problems) -> tuple[bool, Why]:
-    """Whether the condition Ready is true, and what it says."""
-    wanted = range(seen.spec.replicas)
-    mine, outdated = seen.mine, seen.outdated
-    unready: dict[int, Why] = {}
-    for ordinal in wanted:
-        pod = mine.get(ordinal)
-        if not pod:
-            unready[ordinal] = problems.get(ordinal, Why("Creating", "it does not exist yet"))
-        elif not is_ready(pod):  # of one that has ended, why it could not be restarted says more
-            found = problems.get(ordinal) if is_finished(pod) else None
-            unready[ordinal] = found or why_not_ready(pod)
-    text = f"{len(wanted) - len(unready)} of {len(wanted)} pods are ready"
-    if outdated:
-        text += f", {len(outdated)} outdated"
-    if not seen.spec.updates_on_delete:
-        for ordinal in sorted(
-            outdated.keys() - unready.keys()
-        ):  # last, because a roll waits for the others
-            unready[ordinal] = problems.get(ordinal, Why("Updating", OUTDATED))
-    if not unready:
-        return True, Why("Ready", text)
-    shown, (reason, message) = next(iter(unready.items()))
-    return False, Why(reason, f"{text}; {pod_name(seen.milvus, shown)}: {message or reason}")
-
-
-def status_of(seen: Observed, invalid: str, problems: Problems) -> Obj:
-    """The status of a Milvus; `invalid` says what is wrong with its spec."""
-    milvus, spec = seen.milvus, seen.spec
-    present = [pod for pod in seen.mine.values() if not is_ending(pod)]
-    problems = {**problems, **seen.blocked}
-    is_true, ready = readiness(seen, problems)
-    if invalid:
-        text = f"{invalid}; until that is corrected, nothing is done about its pods"
-        is_true, ready, reconciled = False, Why(INVALID, text), Why(INVALID, text)
-    elif problems:
-        reconciled = problems[min(problems)]
-    else:
-        reconciled = Why(RECONCILED, MATCHING)
-    conditions = [
-        new_condition(milvus, "Ready", is_true, ready),
-        new_condition(milvus, "Reconciled", reconciled.reason == RECONCILED, reconciled),
-    ]
-    if invalid:  # for kstatus: waiting will not help
-        conditions.append(new_condition(milvus, "Stalled", True, reconciled))
-    others = [item for item in milvus["status"].get("conditions") or [] if item["type"] not in OURS]
-    return {
-        "observedGeneration": milvus["metadata"]["generation"],
-        "replicas": len(present),
-        "readyReplicas": sum(map(is_ready, present)),
-        "updatedReplicas": sum(template_hash_of(pod) == spec.template_hash for pod in present),
-        "pods": [name_of(pod) for pod in present],
-        "selector": selector_of(milvus),
-        "conditions": conditions + others,
+def refuse_dangers(milvus: Obj, spec: Spec) -> None:
+    """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
+    does not know. Raises InvalidSpec."""
+    ordinal = MAX_REPLICAS  # of no pod, so that no volume of the user's own has its name
+    pod = new_pod(milvus, spec, ordinal)
+    refuse_overrides(spec, pod)
+    outside = outside_of(spec, pod)
+    places = {
+        part: place_of(pod, variable, data_volume(milvus, spec, ordinal))
+        for part, variable in FOLDERS.items()
+        if part not in outside
     }
+    ending = [part for part, place in places.items() if place.ends_with_pod]
+    shared = [part for part, place in places.items() if place.is_shared] + sorted(outside)
+    if spec.storage and ending:
+        text = f"the {ending[0]} would end with the pod, although spec.storage is set"
+        raise InvalidSpec(f"{text}: mount nothing else at {places[ending[0]].path}")
+    if ending and not {"vectors", "etcd"} <= {*ending}:
+        text = f"with the pod would end: {', '.join(ending)}; the rest of the data is of no use"
+        advice = "create a Milvus with spec.storage, or move all three out of the pod"
+        raise InvalidSpec(f"{text} alone: {advice}")
+    if spec.replicas > 1 and shared:
+        text = f"all replicas would share their {shared[0]}, and delete each other's data"
+        advice = "set spec.replicas to 1, and create one Milvus for each place"
+        raise InvalidSpec(f"{text}: {advice}")
 
 
-def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why) -> Obj:
-    """A condition in the standard form. Its time changes only with its status."""
-    old = condition_of(milvus, type_)
-    is_same = old.get("status") == str(is_true)
-    return {
-        "type": type_,
-        "status": str(is_true),
-        "observedGeneration": milvus["metadata"]["generation"],
-        "lastTransitionTime": old["lastTransitionTime"] if is_same else timestamp(),
-        "reason": why.reason,
-        "message": why.message[:1024],
+def refuse_overrides(spec: Spec, pod: Obj) -> None:
+    """Refuse what must not be changed. Raises InvalidSpec."""
+    for name, value in VARIABLES.items():
+        theirs = spec.settings.get(canonical(name), value)
+        if normpath(theirs) != value and theirs not in STOCK:
+            text = f"spec.milvusSpec must not change what the variable {name} sets ({value})"
+            advice = "leave it out, or set the variable, and what relies on it, in spec.pod"
+            raise InvalidSpec(f"{text}: {advice}")
+    if server_of(pod).get("envFrom"):  # an address may be among them
+        text = "spec.pod must not have envFrom in the container milvus"
+        raise InvalidSpec(f"{text}: name each variable in env, with valueFrom")
+    if pod["spec"].get("terminationGracePeriodSeconds") == 0:
+        text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
+        raise InvalidSpec(f"{text}: a new pod would use the volume before the old one has ended")
+    files = {CONFIGS, *(f"{CONFIGS}/{name}" for name in ("milvus.yaml", DEFAULT_FILE, USER_FILE))}
+    for mount in mounts_of(pod):
+        if mount["mountPath"] in files and mount["name"] != CONFIG_VOLUME:
+            text = f"spec.pod mounts settings of its own at {mount['mountPath']}"
+            raise InvalidSpec(f"{text}: write them in spec.milvusSpec")
+
+
+def outside_of(spec: Spec, pod: Obj) -> set[str]:
+    """The parts of the data that are not in the pod."""
+    theirs = set_by_user(spec, pod)
+    settings = {canonical(name): value for name, value in defaults_for(theirs).items()}
+    settings |= {name: value for name, value in theirs.items() if value is not None}
+    queue = settings[canonical("mq.type")].lower()
+    if queue == "woodpecker":
+        queue = settings.get(canonical("woodpecker.storage.type"), "minio")  # its own default
+    is_outside = {
+        "vectors": settings[canonical("common.storageType")] != "local",
+        "etcd": settings[canonical("etcd.use.embed")].lower() not in TRUE,
+        "queue": queue in ("pulsar", "kafka", "minio"),
     }
+    return {part for part, is_so in is_outside.items() if is_so}
 
 
-def state_of(status: Obj) -> str:
-    """The state of a Milvus, for the metrics."""
-    milvus = {"status": status}
-    if condition_of(milvus, "Reconciled")["status"] == "False":
-        return FAILED
-    return READY if condition_of(milvus, "Ready")["status"] == "True" else PROGRESSING
+class Place(NamedTuple):
+    """Where a part of the data is in the pod."""
+
+    path: str  # of the mount
+    ends_with_pod: bool
+    is_shared: bool  # by all replicas
 
 
-def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
-    """An event for `kubectl describe`."""
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{name_of(milvus)}-", "namespace": namespace_of(milvus)},
-        "regarding": reference_to(milvus) | {"namespace": namespace_of(milvus)},
-        "type": "Warning" if is_warning else "Normal",
-        "reason": reason,
-        "action": "Reconcile",
-        "note": note.encode()[:1024].decode(errors="ignore"),
-        "eventTime": timestamp("microseconds"),
-        "reportingController": f"{GROUP}/{MANAGER}",
-        "reportingInstance": socket.gethostname(),
-    }
+def place_of(pod: Obj, variable: str, ours: Obj) -> Place:
+    """The place of the folder that this variable names; `ours` is the volume of the generated pod.
+    Raises InvalidSpec."""
+    variables = {one.get("name"): one.get("value") or DATA for one in server_of(pod)["env"]}
+    folder = normpath(variables.get(variable, DATA))
+    mounts = mounts_of(pod)
+    above = [mount for mount in mounts if f"{folder}/".startswith(f"{mount['mountPath']}/")]
+    mount: Obj = max(above, key=lambda mount: len(mount["mountPath"]), default={"name": None})
+    volume = next((v for v in pod["spec"]["volumes"] if v["name"] == mount["name"]), None)
+    if not volume:
+        raise InvalidSpec(f"no volume is mounted at {folder}: mount the one named data at {DATA}")
+    ends_with_pod = volume.keys() <= ENDS_WITH_POD
+    is_separate = ends_with_pod or volume == ours or "$(" in mount.get("subPathExpr", "")
+    return Place(mount["mountPath"], ends_with_pod, not is_separate)
 
 
-def timestamp(precision: str = "seconds") -> str:
-    """The time as Kubernetes writes it: RFC 3339, in UTC."""
-    return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+# ---------- Readers of unstructured objects ----------
 
 
-# ---------- Retries: when to try again ----------
-
-# In seconds. Whatever has to be done again, because it failed or because something undoes it, is
-# done after 1 s, 2 s, 4 s …
-FIRST_DELAY = 1
-LONGEST_DELAY = 30
-QUIET = 60  # after so long without another try, delays start afresh
-
-Key = tuple[str, int]  # a verb, and an ordinal or SERVICE
-STATUS: Key = ("status", SERVICE)
-LOOK: Key = ("look", SERVICE)
+def name_of(obj: Obj) -> str:
+    return obj["metadata"]["name"]
 
 
-class Try(NamedTuple):
-    """The last time that something was tried, and what came of it."""
-
-    tried: float
-    delay: float  # before it may be tried again
-    problem: Why | None  # why it failed; None: it was done
-    failures: int  # in a row
+def namespace_of(obj: Obj) -> str:
+    return obj["metadata"]["namespace"]
 
 
-@dataclass
-class Memory:
-    """What is remembered of a Milvus, while its spec stays the same. Losing it costs one more
-    try."""
+def full_name(obj: Obj) -> str:
+    return f"{namespace_of(obj)}/{name_of(obj)}"
 
-    spec: Spec
-    invalid: str = ""  # what is wrong with the spec
-    state: str = PROGRESSING
-    tries: dict[Key, Try] = field(default_factory=dict)
-    written: Obj = field(default_factory=dict)  # the status that was written last
 
-    def note(self, key: Key, now: float, problem: Why | None = None) -> None:
-        last = self.tries.get(key)
-        is_again = last and now < last.tried + QUIET
-        delay = min(2 * last.delay, LONGEST_DELAY) if last and is_again else FIRST_DELAY
-        failures = 1 + (last.failures if last else 0) if problem else 0
-        self.tries[key] = Try(now, delay, problem, failures)
+def uid_of(obj: Obj) -> str:
+    return obj["metadata"]["uid"]
 
-    def waits(self, key: Key, now: float) -> bool:
-        return key in self.tries and now < self.tries[key].tried + self.tries[key].delay
 
-    def forget(self, needed: Iterable[Key]) -> None:
-        """Forget what failed and is not to be done any more."""
-        kept = {*needed, STATUS, LOOK}
-        self.tries = {key: one for key, one in self.tries.items() if not one.problem or key in kept}
+def controller_of(obj: Obj) -> Obj:
+    """The owner reference whose `controller` is true (at most one), or an empty mapping."""
+    owners = obj["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), {})
 
-    def problems(self, at_once: bool) -> Problems:
-        """What has failed, by ordinal: at once, or when it has failed twice, as it may resolve
-        itself."""
-        least = 1 if at_once else 2
-        lasting = {key: one for key, one in self.tries.items() if one.failures >= least}
-        return {
-            key[1]: one.problem for key, one in lasting.items() if one.problem and key != STATUS
-        }
 
-    @property
-    def is_well(self) -> bool:
-        return self.state != FAILED and not any(one.problem for one in self.tries.values())
+def template_hash_of(pod: Obj) -> str | None:
+    return (pod["metadata"].get("annotations") or {}).get(TEMPLATE_HASH)
+
+
+def phase_of(obj: Obj) -> str:
+    return obj["status"].get("phase", "Unknown")
+
+
+def condition_of(obj: Obj, type_: str) -> Obj:
+    """The condition of this type in its status, or an empty mapping."""
+    conditions = obj["status"].get("conditions") or []
+    return next((item for item in conditions if item.get("type") == type_), {})
+
+
+def containers_of(pod: Obj) -> list[Obj]:
+    """What its status says of its containers."""
+    return pod["status"].get("containerStatuses") or []
+
+
+def is_ending(obj: Obj) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def is_finished(pod: Obj) -> bool:
+    """Failed or Succeeded: its containers have ended and will not start again."""
+    return phase_of(pod) in ("Failed", "Succeeded")
+
+
+def is_over(pod: Obj) -> bool:
+    return is_ending(pod) or is_finished(pod)
+
+
+def is_ready(pod: Obj) -> bool:
+    return not is_over(pod) and condition_of(pod, "Ready").get("status") == "True"
+
+
+def seconds_since_ready_changed(pod: Obj) -> float:
+    """For how long its condition Ready has been as it is, by the node's clock; inf: not known."""
+    since = condition_of(pod, "Ready").get("lastTransitionTime")
+    if not since:
+        return inf
+    return (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds()
+
+
+def why_not_ready(pod: Obj) -> Why:
+    """Why a pod is not Ready, in the words of its status, or else its phase."""
+    status = pod["status"]
+    phase = phase_of(pod)
+    if is_ending(pod):
+        return Why("Terminating")
+    if is_finished(pod):
+        return Why(status.get("reason") or phase, status.get("message") or "")
+    otherwise = {"reason": "NotReady" if phase == "Running" else phase}
+    told = next((part for part in troubles_of(pod) if part.get("reason")), otherwise)
+    ends = [(one.get("lastState") or {}).get("terminated") or {} for one in containers_of(pod)]
+    last = next((f" (it ended before: {end['reason']})" for end in ends if end.get("reason")), "")
+    return Why(told["reason"], f"{told.get('message') or ''}{last}")
+
+
+def troubles_of(pod: Obj) -> Iterator[Obj]:
+    """The states of its containers, and those of its conditions that are not true."""
+    for container in (pod["status"].get("initContainerStatuses") or []) + containers_of(pod):
+        for state in (container.get("state") or {}).values():  # waiting, running or terminated
+            if state.get("reason") != "Completed":
+                yield state
+    for condition in (condition_of(pod, "PodScheduled"), condition_of(pod, "Ready")):
+        if condition.get("status") != "True":
+            yield condition
+
+
+def server_of(pod: Obj) -> Obj:
+    """The container that runs Milvus."""
+    return next(one for one in pod["spec"]["containers"] if one.get("name") == CONTAINER)
+
+
+def mounts_of(pod: Obj) -> list[Obj]:
+    return server_of(pod).get("volumeMounts") or []
+
+
+def pick(obj: Obj, keys: Iterable[str]) -> Obj:
+    """The part of a mapping that has these keys, without those that are null."""
+    return {key: obj[key] for key in keys if obj.get(key) is not None}
+
+
+def contains(obj: Obj, part: Mapping[str, Any]) -> bool:
+    """Whether a mapping has all of these keys, with these values."""
+    return part.items() <= obj.items()
 
 
 # ---------- The API: the only part that knows about HTTP ----------
@@ -1154,7 +1555,10 @@ class ApiError(Exception):
 
 
 def no_answer(text: str) -> ApiError:
-    return ApiError(Why(API_ERROR, text))
+    return ApiError(Why(Reason.API_ERROR, text))
+
+
+REASONS = {400: Reason.INVALID, 403: Reason.FORBIDDEN, 422: Reason.INVALID}  # by HTTP status code
 
 
 def rejection(error: ApiException) -> ApiError:
@@ -1166,9 +1570,9 @@ def rejection(error: ApiException) -> ApiError:
     code = error.status or 0
     words = status.get("message") or error.reason or f"HTTP {code}"
     message = " ".join(str(words).split())[:1000]
-    reason = {400: INVALID, 422: INVALID, 403: FORBIDDEN}.get(code, API_ERROR)
+    reason = REASONS.get(code, Reason.API_ERROR)
     if code == 403 and "is forbidden: exceeded quota: " in message:  # only its words tell
-        reason = QUOTA_EXCEEDED
+        reason = Reason.QUOTA_EXCEEDED
     return ApiError(Why(reason, message), code, status.get("reason") or "")
 
 
@@ -1196,8 +1600,14 @@ class Api:
 
     def __post_init__(self) -> None:
         self.progressed = self.clock()  # when a request last ended
-        self.pages: dict[Any, dict[bytes, list[Obj]]] = {}  # of the last lists, by digest
+        self.pages: dict[bytes, list[Obj]] = {}  # the objects in those of this pass, by digest
+        self.old_pages: dict[bytes, list[Obj]] = {}  # in those of the pass before
         self.use(self.client)
+
+    def start_pass(self) -> None:
+        self.progressed = self.clock()
+        self.old_pages = self.pages
+        self.pages = {}
 
     def use(self, client: ApiClient) -> None:
         self.client = client
@@ -1211,93 +1621,81 @@ class Api:
     def list_all(
         self, resource: Resource, namespace: str | None, selector: str | None = MILVUS_LABEL
     ) -> list[Obj]:
-        """All objects of a list, slim. A page that is as in the last list is not parsed again,
-        which saves most of the CPU time of a quiet pass. So nothing may ever change a listed
-        dict."""
-        key = (resource.name, namespace, selector)
-        pages, found = self.pages.get(key, {}), dict[bytes, list[Obj]]()
-        options = {"label_selector": selector, "limit": PAGE}
+        """All objects of a list, slim, page by page."""
+        found: list[Obj] = []
+        options = {"label_selector": selector, "limit": PAGE, "_request_timeout": self.timeout}
         while True:
             # Without a resourceVersion, a list shows the effect of every write that has ended.
             try:
-                body = self.send("get", resource, {"namespace": namespace}, self.timeout, **options)
-                # The metadata of a list of pods, with a version that always changes, come before
-                # its items; those of Milvus resources, after them.
-                head, _, items = body.partition(b'"items":')
-                digest = hashlib.blake2b(items).digest()
-                is_known = digest in pages and b'"metadata"' in head
-                page = parse(head + b'"items":[]}' if is_known else body, f"{resource.kind}List")
+                body = self.send("get", resource, {"namespace": namespace}, **options)
+                objects, options["_continue"] = self.read_page(body, f"{resource.kind}List")
             except ApiError as error:
-                error.why = Why(API_ERROR, f"cannot list {resource.name}: {error}")
+                error.why = Why(Reason.API_ERROR, f"cannot list {resource.name}: {error}")
                 raise
-            found[digest] = pages[digest] if is_known else [slim(obj) for obj in page["items"]]
-            options["_continue"] = page["metadata"].get("continue")
+            found += objects
             if not options["_continue"]:
-                if selector in (None, MILVUS_LABEL):  # not that of one Milvus
-                    self.pages[key] = found
-                return [obj for objects in found.values() for obj in objects]
+                return found
+
+    def read_page(self, body: bytes, kind: str) -> tuple[list[Obj], str]:
+        """The objects in a page of a list, and what to continue with. A page that is as in the pass
+        before is not parsed again, which saves most of the CPU time of a quiet pass. So nothing may
+        ever change a listed dict."""
+        # The metadata of built-in kinds, with a version that always changes, come before the items.
+        head, _, items = body.partition(b'"items":')
+        digest = hashlib.blake2b(items).digest()
+        is_known = digest in self.old_pages and b'"metadata"' in head
+        page = parse(head + b'"items":[]}' if is_known else body, kind)
+        objects = self.old_pages[digest] if is_known else [slim(obj) for obj in page["items"]]
+        self.pages[digest] = objects
+        return objects, page["metadata"].get("continue", "")
 
     def request(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
-        """Send a request about one object. Returns the object in the response."""
+        """Send a request about one object; for a dry run, one that changes nothing. Returns the
+        object in the response."""
+        if self.dry_run and verb != "get":
+            options["dry_run"] = "All"
         return parse(self.send(verb, resource, target, **options), resource.kind, "Status")
 
-    def send(
-        self,
-        verb: str,
-        resource: Resource,
-        target: Obj,
-        timeout: float = ONE_REQUEST,
-        **options: Any,
-    ) -> bytes:
+    def send(self, verb: str, resource: Resource, target: Obj, **options: Any) -> bytes:
         """Send a request about the target, the metadata of an object. Returns the response."""
         options |= pick(target, ("namespace", "name"))
-        options["_request_timeout"] = min(self.timeout, timeout)
+        timeout = options.setdefault("_request_timeout", min(self.timeout, ONE_REQUEST))
         try:
             return bytes(getattr(resource, verb)(serialize=False, **options).data)
         except ApiException as error:
             raise rejection(error) from None
         except urllib3.exceptions.TimeoutError:
-            raise no_answer(f"no answer within {options['_request_timeout']:g} s") from None
+            raise no_answer(f"no answer within {timeout:g} s") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise no_answer(f"{type(error).__name__}: {error}") from None
         finally:
             self.progressed = self.clock()
 
-    def write(self, verb: str, resource: Resource, target: Obj, **options: Any) -> Obj:
-        """Send a write; for a dry run, one that changes nothing."""
-        if self.dry_run:
-            options["dry_run"] = "All"
-        return self.request(verb, resource, target, **options)
-
     def get(self, resource: Resource, obj: Obj) -> Obj:
-        """The object of that name."""
         return self.request("get", resource, obj["metadata"])
 
     def create(self, resource: Resource, obj: Obj, **options: Any) -> Obj:
         """Create an object. The server rejects a misspelled field instead of dropping it."""
         strict = [("fieldValidation", "Strict")]
-        return self.write(
-            "create", resource, obj["metadata"], body=obj, query_params=strict, **options
-        )
+        options |= {"body": obj, "query_params": strict}
+        return self.request("create", resource, obj["metadata"], **options)
 
-    def patch(self, resource: Resource, obj: Obj, change: Obj, **options: Any) -> Obj:
+    def patch(self, resource: Resource, obj: Obj, change: Obj) -> Obj:
         """Change an object, unless somebody else has changed it since it was listed."""
         metadata = pick(obj["metadata"], ["resourceVersion"]) | change.get("metadata", {})
-        body = change | {"metadata": metadata}
-        return self.write("patch", resource, obj["metadata"], body=body, **options)
-
-    def write_status(self, milvus: Obj, status: Obj) -> None:
-        merge = "application/merge-patch+json"  # custom resources reject the client's default
-        self.patch(self.milvuses.status, milvus, {"status": status}, content_type=merge)
+        options = {
+            "body": change | {"metadata": metadata},
+            "content_type": "application/merge-patch+json",
+        }
+        return self.request("patch", resource, obj["metadata"], **options)
 
     def check(self, pod: Obj) -> None:
-        """Find out by a dry run whether the API server would accept such a pod. Whether the name is
-        taken is what it checks last. A quota is no objection, because the old pod will make
-        room."""
+        """Find out by a dry run whether the API server would accept such a pod. It checks last
+        whether the name is taken. A quota is no objection: the old pod will make room."""
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
-            if error.status_reason != "AlreadyExists" and error.why.reason != QUOTA_EXCEEDED:
+            if error.status_reason != "AlreadyExists" and error.why.reason != Reason.QUOTA_EXCEEDED:
                 error.why = Why(error.why.reason, f"in a dry run: {error.why.message}")
                 raise
 
@@ -1308,7 +1706,7 @@ class Api:
         body: Obj = {"preconditions": pick(pod["metadata"], keys)}
         if self.dry_run:  # in the body: if there is a body, the API server ignores ?dryRun=All
             body["dryRun"] = ["All"]
-        self.write("delete", self.pods, pod["metadata"], body=body)
+        self.request("delete", self.pods, pod["metadata"], body=body)
 
     def tell(self, event: Obj) -> None:
         """Send an event. Nothing depends on it."""
@@ -1327,394 +1725,6 @@ def parse(body: bytes, *kinds: str) -> Obj:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise no_answer("the response did not come from a Kubernetes API server")
-
-
-# ---------- Reconcile: one Milvus ----------
-
-NEED_FRESH_LOOK = ("adopt", "delete", "replace")  # verbs: see `Visit.reconcile`
-
-
-@dataclass
-class Visit:
-    """One Milvus in one pass: what the lists show of it, and what is done about it."""
-
-    api: Api
-    seen: Observed
-    memory: Memory
-    deadline: float = inf  # after which no action begins
-    changes: dict[tuple[str, str, str], list[str]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-
-    @property
-    def milvus(self) -> Obj:
-        return self.seen.milvus
-
-    @property
-    def turn(self) -> tuple[bool, bool]:
-        """What visits are sorted by: new ones come after those that are known, and what has failed
-        last, so that neither a burst nor a slow webhook keeps a lost database waiting."""
-        return self.memory.state == FAILED, not condition_of(self.milvus, "Ready")
-
-    def make(self, deadline: float) -> None:
-        """Serve the Milvus, if there is still time. Nothing that an object contains may end the
-        loop."""
-        self.deadline = deadline
-        try:
-            if self.api.clock() < deadline:
-                self.reconcile()
-        except Exception as error:
-            self.memory.state = FAILED
-            self.log(logging.ERROR, unexpected(error))
-
-    def reconcile(self) -> None:
-        """Serve the Milvus; to be read from top to bottom."""
-        # 1. Decide what to do. If that cannot be undone, look again: the lists may be seconds old.
-        memory = self.memory
-        now = self.api.clock()
-        actions = [] if memory.invalid else list(decide(self.seen))
-        if any(one.verb in NEED_FRESH_LOOK and not memory.waits(one.key, now) for one in actions):
-            failed = memory.waits(LOOK, now) or self.attempt(LOOK, self.look_again)
-            again = actions if failed else decide(self.seen)
-            actions = [one for one in again if not (failed and one.verb in NEED_FRESH_LOOK)]
-
-        # 2. Do what does not back off. What fails for one pod, unless by a conflict, would probably
-        # fail for the others, too.
-        failing = set[str]()
-        for action in actions:
-            is_due = action.verb not in failing and not memory.waits(action.key, now)
-            if is_due and self.api.clock() < self.deadline:
-                error = self.attempt(action.key, getattr(self, action.verb), action)
-                if error and error.code != 409:
-                    failing.add(action.verb)
-        self.say_changes()
-
-        # 3. Write the status, if it is not as listed. What is new is written at once; what is not
-        # kept, as by an older CRD, later and later.
-        memory.forget(action.key for action in actions)
-        is_told = condition_of(self.milvus, "Reconciled").get("status") == "False"
-        status = status_of(self.seen, memory.invalid, memory.problems(at_once=is_told))
-        memory.state = state_of(status)
-        last = memory.tries.get(STATUS)
-        if last and not last.problem and status != memory.written:
-            del memory.tries[STATUS]
-        if not contains(self.milvus["status"], status) and not memory.waits(STATUS, now):
-            self.write_status(status)
-
-    def look_again(self) -> None:
-        """See the objects of the Milvus as they are now. Raises ApiError, also if its spec has
-        changed."""
-        milvus, api = self.milvus, self.api
-        namespace, selector = namespace_of(milvus), selector_of(milvus)
-        self.seen = dataclasses.replace(
-            self.seen,
-            pods=by_ordinal(api.list_all(api.pods, namespace, selector))[full_name(milvus)],
-            claims=by_ordinal(api.list_all(api.claims, namespace, None))[full_data_name(milvus)],
-        )
-        keys = ("uid", "generation")  # a deletion raises the generation, too
-        fresh = self.api.get(self.api.milvuses, milvus)
-        if pick(fresh["metadata"], keys) != pick(milvus["metadata"], keys):
-            raise ApiError(Why(API_ERROR, "the Milvus has changed since it was listed"), 409)
-
-    def attempt(self, key: Key, do: Callable[..., None], *args: Any) -> ApiError | None:
-        """Try something, and remember what came of it."""
-        try:
-            do(*args)
-        except ApiError as error:
-            self.memory.note(key, self.api.clock(), error.why)
-            return error
-        if key == LOOK:  # the next may be needed at once
-            self.memory.tries.pop(key, None)
-        else:
-            self.memory.note(key, self.api.clock())
-        return None
-
-    # --- The verbs of actions ---
-
-    def saw(self, action: Action, pod: Obj) -> None:
-        """See what has become of a pod, so that the status can say it."""
-        self.seen = dataclasses.replace(self.seen, pods=self.seen.pods | {action.ordinal: pod})
-
-    def create(self, action: Action) -> None:
-        """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
-        pod = new_pod(self.milvus, self.seen.spec, action.ordinal)
-        made = self.create_new("pod", self.api.pods, pod) or self.api.get(self.api.pods, pod)
-        if not is_ours(self.milvus, made):
-            text = f"pod {name_of(pod)} exists, but is not of this Milvus, or has lost the label"
-            advice = "delete the pod if nobody needs it, or create the Milvus under another name"
-            text += f" {selector_of(self.milvus)}: give it the label if it is; otherwise,"
-            raise ApiError(Why(NAME_CONFLICT, f"{text} {advice}"), 409)
-        self.saw(action, slim(made))
-        if self.seen.spec.storage and action.ordinal not in self.seen.claims:
-            self.claim(action)
-
-    def claim(self, action: Action) -> None:
-        claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
-        self.create_new("claim", self.api.claims, claim)
-
-    def expose(self, action: Action) -> None:
-        """Create the Service; one of that name that is not ours is left alone."""
-        self.create_new("service", self.api.services, new_service(self.milvus))
-
-    def create_new(self, kind: str, resource: Resource, obj: Obj) -> Obj | None:
-        """Create an object; None: its name is taken."""
-        try:
-            made = self.api.create(resource, obj)
-        except ApiError as error:
-            if error.status_reason == "AlreadyExists":
-                return None
-            raise
-        self.record("Created", kind, obj)
-        return made
-
-    def adopt(self, action: Action) -> None:
-        """Set the owner of an orphan."""
-        metadata = {"uid": uid_of(action.obj), "ownerReferences": [owner_reference(self.milvus)]}
-        adopted = self.api.patch(self.api.pods, action.obj, {"metadata": metadata})
-        self.saw(action, slim(adopted))
-        self.record("Adopted", "pod", action.obj, action.because)
-
-    def grow(self, action: Action) -> None:
-        """Ask for a larger volume; whether it comes is said by the claim."""
-        requests = {"storage": self.seen.spec.storage["size"]}
-        self.api.patch(self.api.claims, action.obj, {"spec": {"resources": {"requests": requests}}})
-        self.record("Expanding", "claim", action.obj, action.because)
-
-    def delete(self, action: Action) -> None:
-        self.api.delete(action.obj)
-        ending = action.obj["metadata"] | {"deletionTimestamp": timestamp()}
-        self.saw(action, action.obj | {"metadata": ending})
-        self.record("Deleted", "pod", action.obj, action.because)
-
-    def replace(self, action: Action) -> None:
-        """Delete a pod, after a dry run has shown that the API server would accept the new one."""
-        self.api.check(new_pod(self.milvus, self.seen.spec, action.ordinal))
-        self.delete(action)
-
-    # --- What is said ---
-
-    def write_status(self, status: Obj) -> None:
-        """Write the status, and tell what is new in the condition Reconciled."""
-        if error := self.attempt(STATUS, self.api.write_status, self.milvus, status):
-            if self.memory.tries[STATUS].failures == 2:
-                self.log(logging.WARNING, f"the status update failed: {error}")
-            return
-        self.memory.written = status
-        self.changes["updated", "status", ""].append(name_of(self.milvus))
-        new = condition_of({"status": status}, "Reconciled")
-        old = condition_of(self.milvus, "Reconciled") or {"message": MATCHING}
-        if new["message"] != old["message"]:
-            self.say(new["reason"], new["message"], is_warning=new["status"] == "False")
-
-    def record(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
-        self.changes[reason, kind, because].append(name_of(obj))
-
-    def say_changes(self) -> None:
-        """Log each kind of change, and send an event for it."""
-        for (reason, kind, because), names in self.changes.items():
-            text = f"{reason.lower()} {kind}{'s' if len(names) > 1 else ''} {', '.join(names)}"
-            self.say(reason, f"{text}: {because}" if because else text)
-
-    def say(self, reason: str, text: str, is_warning: bool = False) -> None:
-        self.log(logging.WARNING if is_warning else logging.INFO, text)
-        self.api.tell(new_event(self.milvus, reason, text, is_warning))
-
-    def log(self, level: int, text: str) -> None:
-        about = pick(self.milvus["metadata"], ("namespace", "name"))
-        dry = " (dry run)" if self.api.dry_run else ""
-        log.log(level, "milvus %s: %s%s", full_name(self.milvus), text, dry, extra={"about": about})
-
-
-# ---------- The loop: list, visit, wait ----------
-
-# In seconds.
-ACTING = 8  # a pass begins no visit and no action later than this after its lists
-SHORTEST_PAUSE = 1  # from the start of a pass to the start of the next
-LONGEST_OUTAGE_DELAY = 30  # while nothing at all can be listed
-# A loop that makes no progress for this much longer than a request may take is stuck.
-SLACK = 40
-ONCE = 20  # passes at most
-
-ADVICE = {  # by the code of HTTP
-    401: " (the credentials are rejected: log in again)",
-    403: " (see the role in deploy.yaml)",
-    404: " (install the CRD: kubectl apply -f crd.yaml)",
-}
-
-
-@dataclass
-class Operator:
-    """Manages Milvus resources: `run()` for ever, or `run_once()`."""
-
-    api: Api
-    connect: Callable[[], ApiClient]  # loads the configuration anew; raises Unusable
-    namespaces: Sequence[str | None]  # None: all
-    interval: float  # seconds from the start of a pass to the next, while nothing changes
-    workers: int
-
-    def __post_init__(self) -> None:
-        self.pool = ThreadPoolExecutor(self.workers)
-        self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
-        self.outages: dict[str, str] = {}  # those that last, and the details
-        self.is_ready = False  # whether all lists of a pass have succeeded
-        self.changed = self.api.clock()  # when a pass last did something
-        self.has_listed = False  # whether the last pass could list any namespace
-        self.must_connect = False  # whether the credentials were rejected, or nobody answered
-        self.list_seconds = 0.0
-        self.outage_delay = 0.0
-
-    def is_alive(self) -> bool:
-        """Whether the loop makes progress: even if the server is down, as requests time out."""
-        idle = self.api.clock() - self.api.progressed
-        return idle < self.interval + self.api.timeout + SLACK
-
-    def run(self) -> None:
-        """Make passes for ever."""
-        while True:
-            started = self.api.clock()
-            self.run_pass()
-            time.sleep(max(0, started + self.pause() - self.api.clock()))
-
-    def run_once(self) -> bool:
-        """Make passes until two in a row do nothing; for a dry run, one. Returns whether all is
-        well."""
-        idle = 0
-        for _ in range(ONCE):
-            idle = 0 if self.run_pass() else idle + 1
-            if idle == 2 or self.api.dry_run:
-                break
-            time.sleep(FIRST_DELAY)  # then what has failed is tried again
-        return not self.outages and all(visit.memory.is_well for visit in self.all_visits())
-
-    def run_pass(self) -> Counter[str]:
-        """Make one pass. Returns a count of each kind of change."""
-        clock = self.api.clock
-        started = self.api.progressed = clock()
-        outages: dict[str, str] = {}  # what affects several Milvus resources, and the details
-        changes = Counter[str]()
-        try:
-            # 1. List everything.
-            visits = self.list_everything(outages)
-            listed = clock()
-            self.list_seconds = listed - started
-
-            # 2. Visit each Milvus.
-            visits.sort(key=lambda visit: visit.turn)
-            list(self.pool.map(lambda visit: visit.make(listed + ACTING), visits))
-            for visit in visits:
-                for (reason, kind, _because), names in visit.changes.items():
-                    changes[f"{reason.lower()} {kind}"] += len(names)
-        except Unusable as error:
-            outages["the configuration cannot be loaded"] = error.message
-        except Exception as error:  # nobody foresaw it, but it must not end the loop
-            outages["a pass failed"] = unexpected(error)
-
-        # 3. Report.
-        self.report(outages, changes, clock() - started)
-        if changes:
-            self.changed = clock()
-        return changes
-
-    def list_everything(self, outages: dict[str, str]) -> list[Visit]:
-        """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
-        found: list[Visit] = []
-        self.has_listed = False
-        if self.must_connect:
-            self.api.use(self.connect())
-            self.must_connect = False
-        for namespace in self.namespaces:
-            try:
-                self.visits[namespace] = self.list_namespace(namespace)
-                self.has_listed = True
-                found += self.visits[namespace]
-            except ApiError as error:  # a failed list is not an empty list
-                what = f"namespace {namespace} cannot be served" if namespace else "cannot serve"
-                if error.code in (0, 401) or "system:anonymous" in str(error):
-                    self.must_connect = True
-                    what = f"requests to {self.api.server} fail"
-                outages[what] = f"{error}{ADVICE.get(error.code, '')}"
-        return found
-
-    def list_namespace(self, namespace: str | None) -> list[Visit]:
-        """A visit for each Milvus that is not being deleted."""
-        # Pods come first: a Milvus that was listed before its pods may have been scaled up since,
-        # and they would seem to be surplus.
-        api = self.api
-        pods_of = by_ordinal(api.list_all(api.pods, namespace))
-        claims_of = by_ordinal(api.list_all(api.claims, namespace, selector=None))
-        services = {full_name(one) for one in api.list_all(api.services, namespace)}
-        known = {
-            identity_of(visit.milvus): visit.memory for visit in self.visits.get(namespace, [])
-        }
-        visits = []
-        for milvus in api.list_all(api.milvuses, namespace, selector=None):
-            if not is_ending(milvus):
-                memory = known.get(identity_of(milvus)) or new_memory(milvus)
-                name = full_name(milvus)
-                named, claims = pods_of[name], claims_of[full_data_name(milvus)]
-                seen = Observed(milvus, named, claims, name in services, memory.spec)
-                visits.append(Visit(api, seen, memory))
-        return visits
-
-    def pause(self) -> float:
-        """Seconds from the start of the last pass to the next: an eighth of the time since anything
-        was done, so that a roll waits for its pods, not for passes; at least five times what the
-        lists took; at most the interval."""
-        if self.outage_delay:
-            return self.outage_delay
-        quiet = self.api.clock() - self.changed
-        return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 8))
-
-    def report(self, outages: dict[str, str], changes: Counter[str], seconds: float) -> None:
-        """Report a pass in the log and in the metrics."""
-        for what in outages.keys() - self.outages.keys():
-            log.error("%s: %s", what, outages[what])
-        for what in self.outages.keys() - outages.keys():
-            log.info("resolved: %s", what)
-        self.outages = outages
-        longer = min(max(1, 2 * self.outage_delay), LONGEST_OUTAGE_DELAY)
-        self.outage_delay = 0 if self.has_listed else longer
-        states = Counter(visit.memory.state for visit in self.all_visits())
-        if not outages and not self.is_ready:
-            self.is_ready = True
-            log.info("ready: %d Milvus resource(s) listed", states.total())
-        for state in (READY, PROGRESSING, FAILED):
-            MILVUSES.labels(state).set(states[state])
-        STATES.clear()
-        for visit in self.all_visits():
-            milvus = visit.milvus
-            STATES.labels(namespace_of(milvus), name_of(milvus), visit.memory.state).set(1)
-        PASSES.labels("failure" if outages else "success").inc()
-        PASS_SECONDS.observe(seconds)
-        counts = ", ".join(f"{what}: {count}" for what, count in changes.items()) or "nothing to do"
-        level = logging.INFO if changes else logging.DEBUG
-        total = states.total()
-        log.log(level, "pass finished: %d Milvus resource(s) in %.2f s: %s", total, seconds, counts)
-
-    def all_visits(self) -> list[Visit]:
-        return [visit for visits in self.visits.values() for visit in visits]
-
-
-def unexpected(error: Exception) -> str:
-    """About an exception that nobody foresaw. Its text may hold secrets: show only its places."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
-    return f"unexpected {type(error).__name__}, please report this bug: {places}"
-
-
-def identity_of(milvus: Obj) -> tuple[str, int]:
-    """By it, a Milvus is remembered: a new spec, which may be the cure, is another one."""
-    return uid_of(milvus), milvus["metadata"]["generation"]
-
-
-def new_memory(milvus: Obj) -> Memory:
-    try:
-        return Memory(spec_of(milvus))
-    except Invalid as error:
-        text = str(error)
-    except Exception as error:  # as an older CRD does not check types
-        text = f"a field of the spec is missing, or has the wrong type ({type(error).__name__})"
-    return Memory(Spec(), text)
 
 
 # ---------- The connection ----------
@@ -1739,15 +1749,15 @@ def connect(path: str | None, context: str | None, workers: int) -> Connection:
     try:
         if IN_POD in os.environ and not (path or context or os.path.exists(file)):
             what = "the pod's service account"
-            load_incluster_config(configuration)
+            config.load_incluster_config(configuration)
             with open(NAMESPACE_FILE) as opened:
                 return Connection(new_client(configuration, workers), opened.read().strip(), None)
-        load_kube_config(file, context, configuration, persist_config=False)
-        contexts, active = list_kube_config_contexts(file)
+        config.load_kube_config(file, context, configuration, persist_config=False)
+        contexts, active = config.list_kube_config_contexts(file)
         chosen = next((one for one in contexts if one["name"] == context), active)
         namespace = chosen["context"].get("namespace") or "default"
         return Connection(new_client(configuration, workers), namespace, chosen["name"])
-    except ConfigException as error:
+    except config.ConfigException as error:
         text = str(error).partition("/{")[0]  # behind that, the library quotes users
     except Exception as error:  # a malformed file may raise anything in the loader
         text = type(error).__name__
@@ -1762,12 +1772,6 @@ def new_client(configuration: Configuration, workers: int) -> ApiClient:
     client = ApiClient(configuration)
     client.user_agent = f"{MANAGER}/{__version__}"
     client.default_headers["Accept-Encoding"] = "gzip"  # decrypting lists is much of a quiet pass
-    client.sanitize_for_serialization = lambda obj: obj  # type: ignore[method-assign]
-    # Certificates of older clusters do not pass the check that Python 3.13 turned on.
-    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    tls.check_hostname = configuration.verify_ssl
-    client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = tls
     return client
 
 
@@ -1785,7 +1789,7 @@ class Health(metrics.MetricsHandler):
         if path == "/metrics":
             super().do_GET()
             return
-        health = {"/healthz": self.operator.is_alive(), "/readyz": self.operator.is_ready}
+        health = {"/healthz": self.operator.is_alive(), "/readyz": self.operator.has_served}
         code = (200 if health[path] else 503) if path in health else 404
         self.send_response(code)
         self.end_headers()
@@ -1854,12 +1858,7 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option(
-    "--interval",
-    default=5.0,
-    callback=check_seconds,
-    help="Seconds from pass to pass while nothing changes.",
-)
+@click.option("--interval", default=5.0, callback=check_seconds, help="Seconds between passes.")
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="As --once, but only log what would be done.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
