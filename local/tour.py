@@ -1,24 +1,17 @@
-"""What the demo and the end-to-end test share: steps that say what they do and show what is seen."""
-
-from __future__ import annotations
+"""What the demo and the end-to-end test share: steps that show what they do, with kubectl."""
 
 import json
-import re
+import os
 import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 TOP = Path(__file__).resolve().parent.parent
-TABLE = ("get", "mi,pods")
-GOOD = r"\b(Ready|Running|Bound)\b"
-PASSING = r"\b(Creating|ContainerCreating|Pending|Updating|Terminating)\b"
+COLOURS = {"step": "1;32", "command": "1", "detail": "2", "failure": "1;31"}
 
 Obj = dict[str, Any]
 
@@ -27,107 +20,80 @@ class Missed(Exception):
     """A step failed; the message says what was not seen."""
 
 
+def show(text: str, style: str = "") -> None:
+    """Print a text; on a terminal, in the colour of its style."""
+    if style and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        text = f"\x1b[{COLOURS[style]}m{text}\x1b[0m"
+    print(text, flush=True)
+
+
 def is_ready(pod: Obj) -> bool:
     conditions = pod["status"].get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def container_of(pod: Obj) -> Obj:
-    return pod["spec"]["containers"][0]
-
-
-def coloured(output: str) -> Text:
-    text = Text(output.rstrip())
-    text.highlight_regex(GOOD, "green")
-    text.highlight_regex(PASSING, "yellow")
-    return text
-
-
 class Tour:
-    """Steps on one cluster, with kubectl. `kubectl` is the command and its common options."""
+    """Steps on one cluster. `command` is kubectl with the options that all of its calls have."""
 
-    def __init__(self, console: Console, kubectl: Sequence[str], env: Mapping[str, str]) -> None:
-        self.console = console
-        self.command = kubectl
-        self.env = env
+    def __init__(self, *command: str) -> None:
+        self.command = command
         self.number = 0
-        self.started = time.monotonic()
-
-    def show(self, text: str | Text = "", style: str = "") -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, title: str) -> None:
         self.number += 1
-        self.show(f"\n{self.number}. {title}", "bold green")
+        show(f"\n{self.number}. {title}", "step")
 
-    def get(self, *arguments: str, text: str | None = None) -> str:
-        """What kubectl prints. Raises Missed with its error."""
+    def get(self, *arguments: str, text: str = "") -> str:
+        """What kubectl prints, with this text as its input. Raises Missed with its error."""
         command = [*self.command, *arguments]
-        options = {"env": self.env, "cwd": TOP, "capture_output": True, "text": True}
-        done = subprocess.run(command, input=text, **options)  # type: ignore[call-overload]
+        done = subprocess.run(command, input=text, cwd=TOP, capture_output=True, text=True)
         if done.returncode:
             raise Missed(f"`kubectl {shlex.join(arguments)}`: {done.stderr.strip()}")
         return done.stdout or done.stderr
 
-    def kubectl(self, *arguments: str) -> str:
-        """The same, with the command and its output on the screen."""
-        self.show(f"$ {shlex.join(['kubectl', *arguments])}", "bold")
-        output = self.get(*arguments)
-        self.show(coloured(output))
-        return output
+    def kubectl(self, *arguments: str, text: str = "") -> None:
+        """Run kubectl, and show the command and its output."""
+        show(f"$ {shlex.join(['kubectl', *arguments])}", "command")
+        show(self.get(*arguments, text=text).rstrip())
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.get("get", *arguments, "-o", "json"))
 
-    def value(self, target: str, field: str) -> str:
-        return self.get("get", target, "-o", f"jsonpath={{.{field}}}")
-
-    def patch(self, name: str, **spec: Any) -> None:
+    def patch(self, milvus: str, **spec: Any) -> None:
         body = json.dumps({"spec": spec})
-        self.kubectl("patch", "milvus", name, "--type=merge", "-p", body)
+        self.kubectl("patch", "milvus", milvus, "--type=merge", "-p", body)
 
-    def pods(self, milvus: str) -> dict[str, Obj]:
-        """The pods of a Milvus by name."""
-        listed = self.json("pods", "-l", f"zilliz.com/milvus={milvus}")["items"]
-        return {pod["metadata"]["name"]: pod for pod in listed}
+    def pods(self, milvus: str) -> list[Obj]:
+        return self.json("pods", "-l", f"zilliz.com/milvus={milvus}")["items"]
 
-    def uids(self, milvus: str) -> dict[str, str]:
-        return {name: pod["metadata"]["uid"] for name, pod in self.pods(milvus).items()}
+    def uids(self, milvus: str) -> set[str]:
+        """What tells a pod from another one of the same name."""
+        return {pod["metadata"]["uid"] for pod in self.pods(milvus)}
 
     def condition(self, milvus: str, kind: str) -> Obj:
-        """A condition of a Milvus; empty if there is none yet."""
-        conditions = self.json("milvus", milvus).get("status", {}).get("conditions", [])
-        return next((one for one in conditions if one["type"] == kind), {})
+        """A condition of a Milvus; empty if its present spec has not been seen yet."""
+        obj = self.json("milvus", milvus)
+        conditions = obj["status"].get("conditions", [])
+        found: Obj = next((one for one in conditions if one["type"] == kind), {})
+        is_current = found.get("observedGeneration") == obj["metadata"]["generation"]
+        return found if is_current else {}
 
-    def ready(self, name: str, replicas: int) -> bool:
-        """Whether exactly this many pods exist and are Ready, and the status says so."""
-        milvus = self.json("milvus", name)
-        status = milvus.get("status", {})
-        pods = self.pods(name)
-        return (
-            sorted(pods) == [f"{name}-{ordinal}" for ordinal in range(replicas)]
-            and all(map(is_ready, pods.values()))
-            and status.get("observedGeneration") == milvus["metadata"]["generation"]
-            and status.get("readyReplicas") == replicas
-            and self.condition(name, "Ready").get("status") == "True"
-        )
+    def ready(self, milvus: str, replicas: int) -> bool:
+        """Whether there are so many pods, all of them Ready, and the status says so."""
+        pods = self.pods(milvus)
+        is_told = self.condition(milvus, "Ready").get("status") == "True"
+        return is_told and len(pods) == replicas and all(map(is_ready, pods))
 
-    def wait(self, what: str, check: Callable[[], Any], seconds: float = 60) -> None:
-        """Wait until the check is true; on a terminal, with a live table. Raises Missed."""
+    def wait(self, what: str, check: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait until the check is true. Raises Missed."""
         start = time.monotonic()
-        with Live(console=self.console, auto_refresh=False, transient=True) as live:
-            while not check():
-                if time.monotonic() > start + seconds:
-                    raise Missed(f"waited {seconds:.0f} s for {what}")
-                if self.console.is_terminal:
-                    live.update(coloured(self.get(*TABLE)), refresh=True)
-                time.sleep(0.2)
-        self.show(f"{what}: after {time.monotonic() - start:.1f} s", "dim")
+        while not check():
+            if time.monotonic() > start + seconds:
+                raise Missed(f"waited {seconds:.0f} s for {what}")
+            time.sleep(0.2)
+        show(f"{what}: after {time.monotonic() - start:.1f} s", "detail")
 
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-
-def cause_of(error: Exception) -> str:
-    """An error on one line."""
-    return re.sub(r"\s*\n\s*", "; ", str(error).strip())
+    def wait_for_pods(self, milvus: str, replicas: int, seconds: float = 60) -> None:
+        what = f"{replicas} of {replicas} pods Ready and up to date"
+        self.wait(what, lambda: self.ready(milvus, replicas), seconds)
+        self.kubectl("get", "mi,pods")
