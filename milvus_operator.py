@@ -1266,8 +1266,8 @@ def parse_settings(text: str) -> Obj:
                 raise invalid_line(line, "write plain values, without & * or !")
         settings = yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if mark := getattr(error, "problem_mark", None):
-            line = mark.line + 1
+        if mark := getattr(error, "problem_mark", None):  # perhaps behind the last line
+            line = min(mark.line, text.rstrip().count("\n")) + 1
         raise invalid_line(line, "it is not one valid YAML document") from None
     if settings is None or isinstance(settings, dict):
         return settings or {}

@@ -61,7 +61,7 @@ WORDS: dict[str, Obj] = {
 
 def pod(name: str, *words: str, **status: Any) -> Obj:
     """A pod that these words describe; `status` replaces parts of its status."""
-    start = name.rpartition("-")[0]
+    start = name.removeprefix("data-").rpartition("-")[0]
     metadata: Obj = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}"}
     metadata |= {"resourceVersion": "1", "ownerReferences": [OURS]}
     metadata["labels"] = mo.our_label(milvus(start))
