@@ -147,7 +147,7 @@ class Server:
             if wanted in there and request.namespace in ("", obj["metadata"]["namespace"]):
                 found.append(obj)
         start = int(request.query.get("continue", 0))
-        end = start + int(request.query["limit"])
+        end = start + int(request.query.get("limit", 500))
         metadata = {"resourceVersion": str(next(self.numbers))}
         metadata |= {"continue": str(end)} if found[end:] else {}
         kind = f"{KINDS[request.plural]}List"
