@@ -94,6 +94,6 @@ class Tour:
         show(f"{what}: after {time.monotonic() - start:.1f} s", "detail")
 
     def wait_for_pods(self, milvus: str, replicas: int, seconds: float = 60) -> None:
-        what = f"{replicas} of {replicas} pods Ready and up to date"
+        what = f"{replicas} pod(s) Ready and up to date"
         self.wait(what, lambda: self.ready(milvus, replicas), seconds)
         self.kubectl("get", "mi,pods")
