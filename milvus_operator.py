@@ -5,9 +5,9 @@ It polls. A *pass* lists the Milvus resources with their pods, claims and Servic
 *visit* to each Milvus: it decides what to do (pure functions over plain dicts), does it, and writes
 the status. The next pass sees the effect of its writes.
 
-Nothing is remembered that a list does not show, except what was tried, and when. Names are fixed,
-every delete carries a UID, and before anything is deleted it is looked at once more. So a write
-that is lost or repeated does no harm, and the process may end at any moment.
+It remembers only what a list does not show: what was tried, and when. Names are fixed, every delete
+carries a UID, and everything is looked up again before it is deleted. So a write that is lost or
+repeated does no harm, and the process may end at any moment.
 
 A *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim, both as dicts.
 Read from the top: the loop and a visit, then what they call."""
@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import cached_property
 from http.server import ThreadingHTTPServer
 from math import inf
@@ -60,35 +59,15 @@ PLURAL = "milvuses"
 API_VERSION = f"{GROUP}/{VERSION}"
 MANAGER = "milvus-polling-operator"
 
-MILVUS_LABEL = f"{GROUP}/milvus"  # on all that is ours; nothing relies on any other label
+MILVUS_LABEL = f"{GROUP}/milvus"  # on everything it makes; it relies on no other label
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation: the fingerprint of the user's own fields
 
 PASSES = metrics.Counter("milvus_operator_passes", "Passes by result", ["result"])
 PASS_SECONDS = metrics.Histogram("milvus_operator_pass_duration_seconds", "Duration of a pass")
 MILVUSES = metrics.Gauge("milvus_operator_milvuses", "Milvus resources by state", ["state"])
-STATES = metrics.Gauge("milvus_operator_milvus_state", "Each", ["namespace", "name", "state"])
+STATES = metrics.Gauge("milvus_operator_milvus_state", "Its state", ["namespace", "name", "state"])
 
 log = logging.getLogger("milvus_operator")
-
-
-class State(StrEnum):
-    """What the metrics say of a Milvus."""
-
-    READY = "ready"
-    PROGRESSING = "progressing"
-    FAILED = "failed"
-
-
-class Reason(StrEnum):
-    """The reasons of the condition Reconciled."""
-
-    RECONCILED = "Reconciled"
-    INVALID = "Invalid"
-    FORBIDDEN = "Forbidden"
-    NAME_CONFLICT = "NameConflict"
-    QUOTA_EXCEEDED = "QuotaExceeded"
-    CLAIM_LOST = "ClaimLost"
-    API_ERROR = "APIError"
 
 
 class Why(NamedTuple):
@@ -111,12 +90,12 @@ class Unusable(click.ClickException):
 # ---------- The loop: list, visit, wait ----------
 
 # In seconds.
-ACTING = 8  # a pass begins no visit and no action later than this after its lists
+ACTING = 8  # no visit and no action of a pass starts later than this after its lists
 SHORTEST_PAUSE = 1  # from the start of a pass to the start of the next
 LONGEST_OUTAGE_DELAY = 30  # while nothing at all can be listed
-SLACK = 40  # a loop that is late by this much more than a request may take is stuck
+SLACK = 40  # the loop counts as stuck when it is later than its interval and time-out by this
 
-ONCE = 20  # passes at most
+MOST_PASSES = 20  # of --once
 
 ADVICE = {  # by HTTP status code
     401: " (the credentials are rejected: log in again)",
@@ -130,7 +109,7 @@ class Operator:
     """Manages Milvus resources: `run()` for ever, or `run_once()`."""
 
     api: Api
-    connect: Callable[[], ApiClient]  # loads the configuration anew; raises Unusable
+    reload: Callable[[], ApiClient]  # loads the configuration anew; raises Unusable
     namespaces: Sequence[str | None]  # None: all
     interval: float  # seconds from the start of a pass to the next, while nothing changes
     workers: int
@@ -138,16 +117,17 @@ class Operator:
     def __post_init__(self) -> None:
         self.pool = ThreadPoolExecutor(self.workers)
         self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
-        self.outages: dict[str, str] = {}  # what cannot be done at present, and why
-        self.has_served = False  # whether a pass could list everything
-        self.changed = self.api.clock()  # when a pass last did something
+        self.outages: dict[str, str] = {}  # what the last pass could not do, and why
+        self.has_served = False  # whether any pass has listed everything
+        self.last_change = self.api.clock()  # when a pass last did something
         self.has_listed = False  # whether the last pass could list any namespace
-        self.must_connect = False  # whether the credentials were rejected, or nobody answered
+        self.must_reload = False  # whether the credentials were rejected, or nobody answered
         self.list_seconds = 0.0
         self.outage_delay = 0.0
 
     def is_alive(self) -> bool:
-        """Whether the loop makes progress: even if the server is down, as requests time out."""
+        """Whether the loop makes progress, as it does even while the server is down: requests end
+        by their time-outs."""
         idle = self.api.clock() - self.api.progressed
         return idle < self.interval + self.api.timeout + SLACK
 
@@ -160,10 +140,10 @@ class Operator:
 
     def run_once(self) -> bool:
         """Make passes until two do nothing; for a dry run, one. Returns whether all is well."""
-        idle = 0
-        for _ in range(ONCE):
-            idle = 0 if self.run_pass() else idle + 1
-            if idle == 2 or self.api.dry_run:
+        idle_passes = 0
+        for _ in range(MOST_PASSES):
+            idle_passes = 0 if self.run_pass() else idle_passes + 1
+            if idle_passes == 2 or self.api.dry_run:
                 break
             time.sleep(FIRST_DELAY)  # then what has failed is tried again
         return not self.outages and all(visit.memory.is_well for visit in self.all_visits())
@@ -173,11 +153,12 @@ class Operator:
         clock = self.api.clock
         started = clock()
         self.api.start_pass()
-        outages: dict[str, str] = {}
+        before = self.outages
+        self.outages = {}
         changes = 0
         try:
             # 1. List everything.
-            visits = self.list_everything(outages)
+            visits = self.list_everything()
             listed = clock()
             self.list_seconds = listed - started
 
@@ -186,40 +167,41 @@ class Operator:
             list(self.pool.map(lambda visit: visit.make(listed + ACTING), visits))
             changes = sum(visit.changes for visit in visits)
         except Unusable as error:
-            outages["the configuration cannot be loaded"] = error.message
-        except Exception as error:  # nobody foresaw it, but it must not end the loop
-            outages["a pass failed"] = unexpected(error)
+            self.outages["the configuration cannot be loaded"] = error.message
+        except Exception as error:  # a bug must not end the loop
+            self.outages["a pass failed"] = unexpected(error)
 
         # 3. Report.
-        self.report(outages, changes, clock() - started)
+        self.report(before, changes, clock() - started)
         if changes:
-            self.changed = clock()
+            self.last_change = clock()
         return changes
 
-    def list_everything(self, outages: dict[str, str]) -> list[Visit]:
+    def list_everything(self) -> list[Visit]:
         """A visit for each Milvus in the namespaces that could be listed. Raises Unusable."""
         found: list[Visit] = []
         self.has_listed = False
-        if self.must_connect:
-            self.api.use(self.connect())
-            self.must_connect = False
+        if self.must_reload:
+            self.api.use(self.reload())
+            self.must_reload = False
         for namespace in self.namespaces:
             try:
                 self.visits[namespace] = self.list_namespace(namespace)
                 self.has_listed = True
                 found += self.visits[namespace]
             except ApiError as error:  # a failed list is not an empty list
-                what = f"cannot serve {f'namespace {namespace}' if namespace else 'all namespaces'}"
+                what = f"cannot list {f'namespace {namespace}' if namespace else 'the cluster'}"
+                # Without an answer, or when a plugin for credentials failed, which looks anonymous.
                 if error.code in (0, 401) or "system:anonymous" in str(error):
-                    self.must_connect = True
+                    self.must_reload = True
                     what = f"requests to {self.api.server} fail"
-                outages[what] = f"{error}{ADVICE.get(error.code, '')}"
+                self.outages[what] = f"{error}{ADVICE.get(error.code, '')}"
         return found
 
     def list_namespace(self, namespace: str | None) -> list[Visit]:
         """A visit for each Milvus that is not being deleted. Raises ApiError."""
         # Pods come first: a Milvus that was listed before its pods may have been scaled up since,
-        # and they would seem to be surplus.
+        # and they would seem to be surplus. A claim of a user's own may have no label.
         api = self.api
         pods = by_ordinal(api.list_all(api.pods, namespace))
         claims = by_ordinal(api.list_all(api.claims, namespace, selector=None))
@@ -245,30 +227,29 @@ class Operator:
         lists took; at most the interval."""
         if self.outage_delay:
             return self.outage_delay
-        quiet = self.api.clock() - self.changed
+        quiet = self.api.clock() - self.last_change
         return min(self.interval, max(SHORTEST_PAUSE, 5 * self.list_seconds, quiet / 8))
 
-    def report(self, outages: dict[str, str], changes: int, seconds: float) -> None:
-        """Report a pass in the log and in the metrics."""
-        for what in outages.keys() - self.outages.keys():
-            log.error("%s: %s", what, outages[what])
-        for what in self.outages.keys() - outages.keys():
+    def report(self, before: dict[str, str], changes: int, seconds: float) -> None:
+        """Report a pass in the log and in the metrics; `before` it, there were these outages."""
+        for what in self.outages.keys() - before.keys():
+            log.error("%s: %s", what, self.outages[what])
+        for what in before.keys() - self.outages.keys():
             log.info("resolved: %s", what)
-        self.outages = outages
         longer = min(max(1, 2 * self.outage_delay), LONGEST_OUTAGE_DELAY)
         self.outage_delay = 0 if self.has_listed else longer
         visits = self.all_visits()
-        if not outages and not self.has_served:
+        if not self.outages and not self.has_served:
             self.has_served = True
             log.info("ready: %d Milvus resource(s) listed", len(visits))
         level = logging.INFO if changes else logging.DEBUG
         text = "pass finished in %.2f s: %d Milvus resource(s), %d change(s)"
         log.log(level, text, seconds, len(visits), changes)
 
-        PASSES.labels("failure" if outages else "success").inc()
+        PASSES.labels("failure" if self.outages else "success").inc()
         PASS_SECONDS.observe(seconds)
         states = Counter(visit.memory.state for visit in visits)
-        for state in State:
+        for state in ("ready", "progressing", "failed"):
             MILVUSES.labels(state).set(states[state])
         STATES.clear()
         for visit in visits:
@@ -308,19 +289,20 @@ class Visit:
 
     @property
     def turn(self) -> tuple[bool, bool]:
-        """What visits are sorted by: new ones come after those that are known, and what has failed
-        last, so that neither a burst nor a slow webhook keeps a lost database waiting."""
-        return self.memory.state == State.FAILED, not condition_of(self.milvus, "Ready")
+        """What visits are sorted by: known ones first, then new ones, failed ones last, so that
+        neither a burst nor a slow webhook keeps a lost database waiting."""
+        is_new = not condition_of(self.milvus, "Ready")
+        return self.memory.state == "failed", is_new
 
     def make(self, deadline: float) -> None:
-        """Serve the Milvus, if there is still time. Nothing that an object contains may end the
+        """Serve the Milvus, if there is still time. No object, whatever it contains, may end the
         loop."""
         self.deadline = deadline
         try:
             if self.api.clock() < deadline:
                 self.reconcile()
         except Exception as error:
-            self.memory.state = State.FAILED
+            self.memory.state = "failed"
             self.log(logging.ERROR, unexpected(error))
 
     def reconcile(self) -> None:
@@ -331,19 +313,19 @@ class Visit:
         # 1. Decide what to do.
         actions = [] if memory.why_invalid else list(decide(self.seen))
 
-        # 2. Before anything that cannot be undone, look again, because the lists may be seconds
-        # old, and decide by what is there now. If that fails, what needed it has failed.
-        unsure = [a for a in actions if a.verb in NEED_FRESH_LOOK and not memory.waits(a.key, now)]
-        if unsure:
+        # 2. The lists may be seconds old, so look again before anything that cannot be undone, and
+        # decide anew. If that look fails, those actions have failed, and wait below.
+        risky = [a for a in actions if a.verb in NEED_FRESH_LOOK and not memory.waits(a.key, now)]
+        if risky:
             try:
                 self.look_again()
                 actions = list(decide(self.seen))
             except ApiError as failed:
-                for action in unsure:
-                    memory.note(action.key, self.api.clock(), failed.why)
+                for action in risky:
+                    memory.remember(action.key, self.api.clock(), failed.why)
 
-        # 3. Do what does not have to wait. What fails for one pod, unless by a conflict, would
-        # probably fail for the others, too.
+        # 3. Do what does not have to wait. What fails for one pod will probably fail for the
+        # others, except a conflict.
         failing = set[str]()
         for action in actions:
             waits = action.verb in failing or memory.waits(action.key, now)
@@ -352,7 +334,7 @@ class Visit:
                 if error and error.code != 409:
                     failing.add(action.verb)
         memory.forget(action.key for action in actions)
-        self.say_news()
+        self.announce_news()
 
         # 4. Write the status, if it is not as listed.
         self.update_status(now)
@@ -366,7 +348,7 @@ class Visit:
         fresh = api.get(api.milvuses, milvus)
         keys = ("uid", "generation")  # a deletion raises the generation, too
         if pick(fresh["metadata"], keys) != pick(milvus["metadata"], keys):
-            raise ApiError(Why(Reason.API_ERROR, "the Milvus has changed since it was listed"), 409)
+            raise ApiError(Why("APIError", "the Milvus has changed since it was listed"), 409)
         self.seen = dataclasses.replace(
             self.seen, pods=pods[full_name(milvus)], claims=claims[full_data_name(milvus)]
         )
@@ -376,9 +358,9 @@ class Visit:
         try:
             do(*args)
         except ApiError as error:
-            self.memory.note(key, self.api.clock(), error.why)
+            self.memory.remember(key, self.api.clock(), error.why)
             return error
-        self.memory.note(key, self.api.clock())
+        self.memory.remember(key, self.api.clock())
         return None
 
     def carry_out(self, action: Action) -> None:
@@ -386,7 +368,7 @@ class Visit:
             "adopt": self.adopt,
             "delete": self.delete,
             "create": self.create,
-            "claim": self.claim,
+            "claim": self.create_claim,
             "replace": self.replace,
             "grow": self.grow,
             "expose": self.expose,
@@ -400,13 +382,13 @@ class Visit:
         others = action.obj["metadata"].get("ownerReferences") or []
         owners = {"ownerReferences": [*others, owner_reference(self.milvus)]}
         adopted = self.api.patch(self.api.pods, action.obj, {"metadata": owners})
-        self.saw(action, slim(adopted))
+        self.update_seen(action, slim(adopted))
         self.record("Adopted", "pod", action.obj, action.because)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
         ending = action.obj["metadata"] | {"deletionTimestamp": timestamp()}
-        self.saw(action, action.obj | {"metadata": ending})
+        self.update_seen(action, action.obj | {"metadata": ending})
         self.record("Deleted", "pod", action.obj, action.because)
 
     def replace(self, action: Action) -> None:
@@ -418,27 +400,27 @@ class Visit:
         """Create a pod, and only then its claim: a pod that is refused must not cost a volume."""
         pod = new_pod(self.milvus, self.seen.spec, action.ordinal)
         made = self.create_new("pod", self.api.pods, pod) or self.api.get(self.api.pods, pod)
-        if not is_ours(self.milvus, made):
+        if not is_owned(self.milvus, made):
             text = f"pod {name_of(pod)} exists, but has another owner, or lacks the label"
             advice = "delete it if nobody needs it, or create the Milvus under another name"
             text = f"{text} {selector_of(self.milvus)}: {advice}"
-            raise ApiError(Why(Reason.NAME_CONFLICT, text), 409)
-        self.saw(action, slim(made))
+            raise ApiError(Why("NameConflict", text), 409)
+        self.update_seen(action, slim(made))
         if self.seen.spec.storage and action.ordinal not in self.seen.claims:
-            self.claim(action)
+            self.create_claim(action)
 
-    def claim(self, action: Action) -> None:
+    def create_claim(self, action: Action) -> None:
         claim = new_claim(self.milvus, self.seen.spec, action.ordinal)
         self.create_new("claim", self.api.claims, claim)
 
     def grow(self, action: Action) -> None:
-        """Ask for a larger volume; whether it comes is said by the claim."""
+        """Ask for a larger volume; the claim's status says whether it arrives."""
         requests = {"storage": self.seen.spec.storage["size"]}
         self.api.patch(self.api.claims, action.obj, {"spec": {"resources": {"requests": requests}}})
         self.record("Expanding", "claim", action.obj, action.because)
 
     def expose(self, action: Action) -> None:
-        """Create the Service; one of that name that is not ours is left alone."""
+        """Create the Service; somebody else's of that name is left alone."""
         self.create_new("service", self.api.services, new_service(self.milvus))
 
     def create_new(self, kind: str, resource: Resource, obj: Obj) -> Obj | None:
@@ -452,49 +434,51 @@ class Visit:
         self.record("Created", kind, obj)
         return made
 
-    def saw(self, action: Action, pod: Obj) -> None:
-        """See what has become of a pod, so that the status can say it."""
+    def update_seen(self, action: Action, pod: Obj) -> None:
+        """See what has become of a pod, so that the status of this visit says it."""
         self.seen = dataclasses.replace(self.seen, pods=self.seen.pods | {action.ordinal: pod})
 
     # --- What is said ---
 
     def update_status(self, now: float) -> None:
-        """Write the status, if it is not as listed, and tell what is new in the condition
-        Reconciled. What is not kept, as by an older CRD, is written again later and later."""
+        """Write the status, if it is not as listed, and announce what is new in the condition
+        Reconciled. If the server drops a part of it, as for an older CRD, it is written again less
+        and less often."""
         memory = self.memory
-        first = {"status": "True", "message": MATCHING}  # so that all being well is no news
-        old = condition_of(self.milvus, "Reconciled") or first
+        unannounced = {"status": "True", "message": MATCHING}
+        old = condition_of(self.milvus, "Reconciled") or unannounced
         problems = memory.problems(at_once=old["status"] == "False")
         status = status_of(self.seen, memory.why_invalid, problems)
         memory.state = state_of(status)
         if contains(self.milvus["status"], status) or memory.waits(STATUS, now):
             return
-        write = (self.api.milvuses.status, self.milvus, {"status": status})
-        if error := self.attempt(STATUS, self.api.patch, *write):
-            if memory.tries[STATUS].failures == 2:
+        change = {"status": status}
+        error = self.attempt(STATUS, self.api.patch, self.api.milvuses.status, self.milvus, change)
+        if error:
+            if memory.tries[STATUS].failures == 2:  # once, not each time
                 self.log(logging.WARNING, f"the status update failed: {error}")
             return
         if status != memory.written:
             memory.written = status
-            del memory.tries[STATUS]  # the next one, if it is new, need not wait
+            del memory.tries[STATUS]  # so that the next status need not wait
         self.changes += 1
-        new = condition_of({"status": status}, "Reconciled")
+        new = condition_of(change, "Reconciled")
         if new["message"] != old["message"]:
-            self.say(new["reason"], new["message"], is_warning=new["status"] == "False")
+            self.announce(new["reason"], new["message"], is_warning=new["status"] == "False")
 
     def record(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
         self.changes += 1
         self.news.setdefault((reason, kind, because), []).append(name_of(obj))
 
-    def say_news(self) -> None:
+    def announce_news(self) -> None:
         """Log each kind of change, and send an event for it."""
         for (reason, kind, because), names in self.news.items():
             text = f"{reason.lower()} {kind}{'s' if len(names) > 1 else ''} {', '.join(names)}"
-            self.say(reason, f"{text}: {because}" if because else text)
+            self.announce(reason, f"{text}: {because}" if because else text)
 
-    def say(self, reason: str, text: str, is_warning: bool = False) -> None:
+    def announce(self, reason: str, text: str, is_warning: bool = False) -> None:
         self.log(logging.WARNING if is_warning else logging.INFO, text)
-        self.api.tell(new_event(self.milvus, reason, text, is_warning))
+        self.api.send_event(new_event(self.milvus, reason, text, is_warning))
 
     def log(self, level: int, text: str) -> None:
         about = pick(self.milvus["metadata"], ("namespace", "name"))
@@ -503,7 +487,7 @@ class Visit:
 
 
 def identity_of(milvus: Obj) -> tuple[str, int]:
-    """By it, a Milvus is remembered: a new spec, which may be the cure, is another one."""
+    """Its memory is kept by this: a new spec, which may be the cure, starts afresh."""
     return uid_of(milvus), milvus["metadata"]["generation"]
 
 
@@ -512,22 +496,87 @@ def new_memory(milvus: Obj) -> Memory:
         return Memory(spec_of(milvus))
     except InvalidSpec as error:
         text = str(error)
-    except Exception as error:  # as an older CRD does not check types
+    except Exception as error:  # an older CRD may not check types
         text = f"a field of the spec is missing, or has the wrong type ({type(error).__name__})"
     return Memory(Spec(), text)
 
 
-# ---------- Decide: what to do; it knows no network and no log ----------
+# ---------- Retries: when to try again ----------
+
+# In seconds. Whatever has to be done again, because it failed or because something undoes it, is
+# done after 1 s, 2 s, 4 s …
+FIRST_DELAY = 1
+LONGEST_DELAY = 30
+QUIET = 60  # after so long without another try, delays start afresh
 
 MAX_REPLICAS = 1000
 SERVICE = MAX_REPLICAS  # stands for the Service in place of an ordinal, and sorts after all of them
+Key = tuple[str, int]  # a verb, and an ordinal or SERVICE
+STATUS: Key = ("status", SERVICE)  # the write of the status
+Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
+
+
+class Try(NamedTuple):
+    """The last time that something was tried, and what came of it."""
+
+    tried: float
+    delay: float  # before it may be tried again
+    problem: Why | None  # why it failed; None: it was done
+    failures: int  # in a row
+
+
+@dataclass
+class Memory:
+    """What is remembered of a Milvus, while its spec stays the same. Losing it costs one more
+    try."""
+
+    spec: Spec
+    why_invalid: str = ""  # what is wrong with the spec
+    state: str = "progressing"  # or ready, or failed: what the metrics say
+    tries: dict[Key, Try] = field(default_factory=dict)
+    written: Obj = field(default_factory=dict)  # the status that was written last
+
+    def remember(self, key: Key, now: float, problem: Why | None = None) -> None:
+        delay: float = FIRST_DELAY
+        failures = 0
+        if last := self.tries.get(key):
+            failures = last.failures
+            if now < last.tried + QUIET:
+                delay = min(2 * last.delay, LONGEST_DELAY)
+        self.tries[key] = Try(now, delay, problem, failures + 1 if problem else 0)
+
+    def waits(self, key: Key, now: float) -> bool:
+        return key in self.tries and now < self.tries[key].tried + self.tries[key].delay
+
+    def forget(self, needed: Iterable[Key]) -> None:
+        """Forget what failed and is not to be done any more."""
+        kept = {STATUS, *needed}
+        self.tries = {key: one for key, one in self.tries.items() if not one.problem or key in kept}
+
+    def problems(self, at_once: bool) -> Problems:
+        """What has failed, by ordinal. A first failure may resolve itself, so it counts only if
+        `at_once`."""
+        least = 1 if at_once else 2
+        return {
+            ordinal: last.problem
+            for (verb, ordinal), last in self.tries.items()
+            if last.problem and last.failures >= least and verb != "status"
+        }
+
+    @property
+    def is_well(self) -> bool:
+        return self.state != "failed" and not any(last.problem for last in self.tries.values())
+
+
+# ---------- Decide: what to do; it knows no network and no log ----------
+
 OUTDATED = "its template has changed"
 PROBING = 300  # seconds, as our startup probe allows: until then, an unready pod is not broken
 
 
 class Action(NamedTuple):
-    """Something to do; the verbs are methods of `Visit`. `replace` deletes a pod, too, after a dry
-    run: a later pass creates what is missing then."""
+    """Something to do, by a method of `Visit`. To replace a pod is to delete it after a dry run: a
+    later pass creates the new one."""
 
     verb: str
     ordinal: int  # or SERVICE
@@ -551,32 +600,32 @@ class Observed:
     has_service: bool
 
     @cached_property
-    def mine(self) -> Objs:
+    def owned(self) -> Objs:
         """Those of the pods that this Milvus owns, and finds by its label."""
-        return {o: pod for o, pod in sorted(self.pods.items()) if is_ours(self.milvus, pod)}
+        return {o: pod for o, pod in sorted(self.pods.items()) if is_owned(self.milvus, pod)}
 
     @cached_property
     def outdated(self) -> Objs:
-        """Those of the desired pods that are of another template. If a pod has no fingerprint, that
-        is not known: whatever removed it would remove that of the next pod, too, for ever."""
+        """The desired pods of another template. A pod without a fingerprint counts as current:
+        whatever removed it would remove it from the next pod, too, for ever."""
         current = (None, self.spec.template_hash)
-        pods = self.mine.items()
+        pods = self.owned.items()
         return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in current}
 
     @cached_property
     def blocked(self) -> dict[int, Why]:
         """The desired ordinals whose claims are gone, going, or without their volumes. Only the pod
-        that is there still reaches the data, so it stays; a new one waits for the claim's end."""
+        that is there still reaches the data, so it stays; no new one is made meanwhile."""
         found = {}
         for ordinal in range(self.spec.replicas):
             if trouble := self.trouble_with_claim(ordinal):
                 text = f"claim {claim_name(self.milvus, ordinal)} {trouble}"
-                advice = "its pod is not replaced; if it runs, back up the data before it ends"
-                found[ordinal] = Why(Reason.CLAIM_LOST, f"{text}: {advice}")
+                advice = "its pod is not replaced; if it still runs, back up its data now"
+                found[ordinal] = Why("ClaimLost", f"{text}: {advice}")
         return found
 
     def trouble_with_claim(self, ordinal: int) -> str:
-        claim, pod = self.claims.get(ordinal), self.mine.get(ordinal)
+        claim, pod = self.claims.get(ordinal), self.owned.get(ordinal)
         if not self.spec.storage:
             return ""  # then claims are not ours
         if claim and is_ending(claim):
@@ -594,45 +643,48 @@ class Observed:
 def decide(seen: Observed) -> Iterator[Action]:
     """Everything that should be done, in the order in which it is done: pods that are surplus or
     have ended are deleted before others are created, because that makes room in a quota."""
-    yield from tidy(seen)
-    yield from complete(seen)
-    yield from roll(seen)
-    yield from grow(seen)
+    yield from adoptions(seen)
+    yield from deletions(seen)
+    yield from creations(seen)
+    yield from replacements(seen)
+    yield from enlargements(seen)
     if not seen.has_service:
         yield Action("expose", SERVICE, {})
 
 
-def tidy(seen: Observed) -> Iterator[Action]:
-    """Adopt orphans, delete surplus pods, and those that have ended."""
+def adoptions(seen: Observed) -> Iterator[Action]:
     for ordinal, pod in sorted(seen.pods.items()):
+        if is_orphan(seen.milvus, pod) and not is_ending(pod):
+            yield Action("adopt", ordinal, pod, "it has our label, but no controller")
+
+
+def deletions(seen: Observed) -> Iterator[Action]:
+    """Of pods that are surplus, or have ended."""
+    for ordinal, pod in seen.owned.items():
         if is_ending(pod):
             continue
-        if is_orphan(seen.milvus, pod):
-            yield Action("adopt", ordinal, pod, "found without a controller, but with our label")
-        elif ordinal not in seen.mine:
-            continue  # somebody else's: see `complete`
-        elif not seen.wants(ordinal):
+        if not seen.wants(ordinal):
             yield Action("delete", ordinal, pod, f"spec.replicas is {seen.spec.replicas}")
         elif is_finished(pod) and ordinal not in seen.blocked:
             yield Action("delete", ordinal, pod, why_not_ready(pod).reason)
 
 
-def complete(seen: Observed) -> Iterator[Action]:
-    """Create the pods that are missing; then the claims of those that have none."""
-    milvus, mine, blocked = seen.milvus, seen.mine, seen.blocked
-    # If somebody else's pod has the name, the create fails, and that is told.
-    taken = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
+def creations(seen: Observed) -> Iterator[Action]:
+    """Of pods that are missing, and of the claims of pods that have none."""
+    milvus, owned, blocked = seen.milvus, seen.owned, seen.blocked
+    # If somebody else's pod has the name, creating ours fails, and the failure is reported.
+    awaited = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
     for ordinal in range(seen.spec.replicas):
-        if ordinal not in mine and ordinal not in taken and ordinal not in blocked:
+        if ordinal not in owned and ordinal not in awaited and ordinal not in blocked:
             yield Action("create", ordinal, {})
-    for ordinal, pod in mine.items():
+    for ordinal, pod in owned.items():
         lacks_claim = seen.spec.storage and seen.wants(ordinal) and ordinal not in seen.claims
         if lacks_claim and ordinal not in blocked and not is_over(pod):
             yield Action("claim", ordinal, {})
 
 
-def roll(seen: Observed) -> Iterator[Action]:
-    """Replace the pods whose template is outdated. Those that are broken go at once: a roll must
+def replacements(seen: Observed) -> Iterator[Action]:
+    """Of pods whose template is outdated. Those that are broken go at once: a roll must
     not wait for them (kubernetes/kubernetes#67250). Of the others, the one with the highest ordinal
     goes, while every desired pod is Ready, and new ones have been so for minReadySeconds."""
     turns = {o: pod for o, pod in seen.outdated.items() if o not in seen.blocked}
@@ -647,30 +699,30 @@ def roll(seen: Observed) -> Iterator[Action]:
 
 
 def is_broken(pod: Obj) -> bool:
-    """Whether it serves nobody, and will not soon by itself, so that nothing is lost by replacing
-    it. If its node fell silent, its containers are still listed as ready: it may serve, and may
-    come back. When a kubelet restarts, its pods look unready until their next probes
-    (kubernetes/kubernetes#100277)."""
+    """Whether it serves nobody, and will not soon by itself. On a node that fell silent, containers
+    are still listed as ready: they may serve, and may come back. When a kubelet restarts, its pods
+    look unready until their next probes (kubernetes/kubernetes#100277)."""
     if is_over(pod) or is_ready(pod):
         return False
     containers = containers_of(pod)
     if not containers or any("running" not in (one.get("state") or {}) for one in containers):
         return True
-    is_silent = all(container.get("ready") for container in containers)
-    return not is_silent and seconds_since_ready_changed(pod) >= PROBING
+    are_ready = all(container.get("ready") for container in containers)
+    return not are_ready and seconds_since_ready_changed(pod) >= PROBING
 
 
 def is_settled(ordinal: int, seen: Observed) -> bool:
     """Whether a roll need not wait for this ordinal: it has been Ready for long enough."""
-    pod = seen.mine.get(ordinal)
+    pod = seen.owned.get(ordinal)
     if not pod or not is_ready(pod):
         return False
+    # minReadySeconds are for new pods.
     return ordinal in seen.outdated or seconds_since_ready_changed(pod) >= seen.spec.min_ready
 
 
-def grow(seen: Observed) -> Iterator[Action]:
-    """Ask for larger volumes, where a claim of ours requests less than the spec. Before it is
-    Bound, it cannot be changed."""
+def enlargements(seen: Observed) -> Iterator[Action]:
+    """Of claims with our label that request less than the spec. Before a claim is Bound, it cannot
+    be changed."""
     size = seen.spec.storage.get("size")
     for ordinal, claim in sorted(seen.claims.items()):
         is_bound = phase_of(claim) == "Bound" and not is_ending(claim)
@@ -694,7 +746,7 @@ def is_labelled(milvus: Obj, obj: Obj) -> bool:
     return contains(obj["metadata"].get("labels") or {}, our_label(milvus))
 
 
-def is_ours(milvus: Obj, pod: Obj) -> bool:
+def is_owned(milvus: Obj, pod: Obj) -> bool:
     """Ownership is a UID, not a name."""
     return is_labelled(milvus, pod) and controller_of(pod).get("uid") == uid_of(milvus)
 
@@ -703,21 +755,19 @@ def is_orphan(milvus: Obj, pod: Obj) -> bool:
     return is_labelled(milvus, pod) and not controller_of(pod)
 
 
-# ---------- Say: status, conditions and events; as pure as what decides ----------
+# ---------- Say: status, conditions and events ----------
 
-MATCHING = "the operator can do what the spec asks; the condition Ready says how the pods are"
-UNTIL_CORRECTED = "until that is corrected, nothing is done about its pods"
+MATCHING = "nothing has failed; the condition Ready says how the pods are"
+UNTIL_CORRECTED = "until this is corrected, its pods are left as they are"
 OURS = ("Ready", "Reconciled", "Stalled")  # conditions
-
-Problems = Mapping[int, Why]  # what has failed, by ordinal or SERVICE
 
 
 def status_of(seen: Observed, why_invalid: str, problems: Problems) -> Obj:
     """The status of a Milvus; `why_invalid` says what is wrong with its spec."""
     milvus = seen.milvus
-    present = [pod for pod in seen.mine.values() if not is_ending(pod)]
+    present = [pod for pod in seen.owned.values() if not is_ending(pod)]
     if why_invalid:
-        why = Why(Reason.INVALID, f"{why_invalid}; {UNTIL_CORRECTED}")
+        why = Why("Invalid", f"{why_invalid}; {UNTIL_CORRECTED}")
         conditions = [
             new_condition(milvus, "Ready", False, why),
             new_condition(milvus, "Reconciled", False, why),
@@ -740,7 +790,7 @@ def status_of(seen: Observed, why_invalid: str, problems: Problems) -> Obj:
 
 
 def conditions_of(seen: Observed, problems: Problems) -> list[Obj]:
-    wanted = [pod for ordinal, pod in seen.mine.items() if seen.wants(ordinal)]
+    wanted = [pod for ordinal, pod in seen.owned.items() if seen.wants(ordinal)]
     text = f"{sum(map(is_ready, wanted))} of {seen.spec.replicas} pods are ready"
     if seen.outdated:
         text += f", {len(seen.outdated)} outdated"
@@ -750,7 +800,7 @@ def conditions_of(seen: Observed, problems: Problems) -> list[Obj]:
         ordinal, why = missing
         pod = pod_name(seen.milvus, ordinal)
         ready = Why(why.reason, f"{text}; {pod}: {why.message or why.reason}")
-    reconciled = Why(Reason.RECONCILED, MATCHING)
+    reconciled = Why("Reconciled", MATCHING)
     if problems:
         reconciled = problems[min(problems)]
     return [
@@ -763,7 +813,7 @@ def what_is_missing(seen: Observed, problems: Problems) -> Iterator[tuple[int, W
     """The ordinals that keep Ready from being true, and why. Outdated ones come last, because a
     roll waits for the others."""
     for ordinal in range(seen.spec.replicas):
-        pod = seen.mine.get(ordinal)
+        pod = seen.owned.get(ordinal)
         if not pod:
             yield ordinal, problems.get(ordinal, Why("Creating", "it does not exist yet"))
         elif is_finished(pod) and ordinal in problems:  # why it could not be restarted says more
@@ -789,12 +839,11 @@ def new_condition(milvus: Obj, type_: str, is_true: bool, why: Why) -> Obj:
     }
 
 
-def state_of(status: Obj) -> State:
+def state_of(status: Obj) -> str:
     milvus = {"status": status}
     if condition_of(milvus, "Reconciled")["status"] == "False":
-        return State.FAILED
-    is_ready = condition_of(milvus, "Ready")["status"] == "True"
-    return State.READY if is_ready else State.PROGRESSING
+        return "failed"
+    return "ready" if condition_of(milvus, "Ready")["status"] == "True" else "progressing"
 
 
 def new_event(milvus: Obj, reason: str, note: str, is_warning: bool) -> Obj:
@@ -819,71 +868,7 @@ def timestamp(precision: str = "seconds") -> str:
     return datetime.now(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-# ---------- Retries: when to try again ----------
-
-# In seconds. Whatever has to be done again, because it failed or because something undoes it, is
-# done after 1 s, 2 s, 4 s …
-FIRST_DELAY = 1
-LONGEST_DELAY = 30
-QUIET = 60  # after so long without another try, delays start afresh
-
-Key = tuple[str, int]  # a verb, and an ordinal or SERVICE
-STATUS: Key = ("status", SERVICE)  # the write of the status
-
-
-class Try(NamedTuple):
-    """The last time that something was tried, and what came of it."""
-
-    tried: float
-    delay: float  # before it may be tried again
-    problem: Why | None  # why it failed; None: it was done
-    failures: int  # in a row
-
-
-@dataclass
-class Memory:
-    """What is remembered of a Milvus, while its spec stays the same. Losing it costs one more
-    try."""
-
-    spec: Spec
-    why_invalid: str = ""  # what is wrong with the spec
-    state: State = State.PROGRESSING
-    tries: dict[Key, Try] = field(default_factory=dict)
-    written: Obj = field(default_factory=dict)  # the status that was written last
-
-    def note(self, key: Key, now: float, problem: Why | None = None) -> None:
-        delay: float = FIRST_DELAY
-        failures = 0
-        if last := self.tries.get(key):
-            failures = last.failures
-            if now < last.tried + QUIET:
-                delay = min(2 * last.delay, LONGEST_DELAY)
-        self.tries[key] = Try(now, delay, problem, failures + 1 if problem else 0)
-
-    def waits(self, key: Key, now: float) -> bool:
-        return key in self.tries and now < self.tries[key].tried + self.tries[key].delay
-
-    def forget(self, needed: Iterable[Key]) -> None:
-        """Forget what failed and is not to be done any more."""
-        kept = {STATUS, *needed}
-        self.tries = {key: one for key, one in self.tries.items() if not one.problem or key in kept}
-
-    def problems(self, at_once: bool) -> Problems:
-        """What has failed, by ordinal: at once, or when it has failed twice, as it may resolve
-        itself."""
-        least = 1 if at_once else 2
-        return {
-            ordinal: last.problem
-            for (verb, ordinal), last in self.tries.items()
-            if last.problem and last.failures >= least and verb != "status"
-        }
-
-    @property
-    def is_well(self) -> bool:
-        return self.state != State.FAILED and not any(last.problem for last in self.tries.values())
-
-
-# ---------- The pod: what would be replaced to run something other than Milvus ----------
+# ---------- The pod: everything that is specific to Milvus ----------
 
 CONTAINER = "milvus"  # the name of the container
 DATA = "/var/lib/milvus"  # the folder of all of its data
@@ -911,8 +896,8 @@ DEFAULT_FILE = "default.yaml"  # ours
 USER_FILE = "user.yaml"  # spec.milvusSpec, word for word
 ETCD_FILE = "etcd.yaml"  # read by the embedded etcd
 FILES = (DEFAULT_FILE, USER_FILE, ETCD_FILE)
-# As in the Milvus project's own script: with its own defaults, etcd would be full at 2 GiB, and
-# Milvus does not start then. It listens on this host only.
+# As in the Milvus project's own script: by its own defaults, etcd would be full at 2 GiB, and then
+# Milvus does not start. It listens on this host only.
 ETCD_CONFIG = """\
 listen-client-urls: http://127.0.0.1:2379
 advertise-client-urls: http://127.0.0.1:2379
@@ -944,7 +929,7 @@ EXTERNAL_SERVICES = (
     ("kafka.brokerList", "mq.type", "kafka"),
     ("pulsar.address", "mq.type", "pulsar"),
 )
-# What is not outside the pod. A milvus.yaml that somebody has pasted is full of such.
+# What is not outside the pod. A milvus.yaml that somebody has pasted is full of these.
 _LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
 LOCAL_ADDRESSES = re.compile(rf"(|~|null)|{_LOCAL}(,\s*{_LOCAL})*", re.IGNORECASE)
 
@@ -1138,8 +1123,8 @@ WHOLE = ("env", "volumes")
 
 def overlay(base: Obj, over: Any, name: str) -> Obj:
     """The mapping `over` laid over `base`: what it has wins, and null removes a key. `resources`
-    are replaced as a whole, because Kubernetes takes a limit alone as the request, too. Raises
-    InvalidSpec with the name of what is wrong."""
+    are replaced as a whole, because Kubernetes takes a limit without a request for the request.
+    Raises InvalidSpec with the `name` of what is wrong."""
     if not isinstance(over, dict):
         raise InvalidSpec(f"{name} in spec.pod must be a mapping")
     merged = dict(base)
@@ -1235,16 +1220,16 @@ BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, if t
 
 class Loader(BaseLoader):  # type: ignore[misc,valid-type]
     """All values as text, so that `1` and `'1'` are the same. A section may be there only once: of
-    two, Milvus would drop the first, with a login that it turns on."""
+    two, Milvus would silently drop the first, even one that turns on a login."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Obj:
+        mapping = super().construct_mapping(node, deep)
         keys = set[str]()
         for key, _ in node.value:
             if key.value in keys:
-                line = key.start_mark.line + 1
-                raise invalid_line(line, "this section or setting is there twice")
+                raise invalid_line(key.start_mark.line + 1, "this section or setting appears twice")
             keys.add(key.value)
-        return super().construct_mapping(node, deep)
+        return mapping
 
 
 def invalid_line(line: int, text: str) -> InvalidSpec:
@@ -1263,12 +1248,14 @@ def parse_settings(text: str) -> Obj:
                 raise InvalidSpec(f"spec.milvusSpec has more than {MAX_EVENTS // 2} settings")
             # Milvus ignores all of its files if a tag does not fit. Aliases can take gigabytes.
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-                raise invalid_line(line, "write plain values, without & * or !")
+                raise invalid_line(
+                    line, "aliases and tags (& * !) are not allowed: write plain values"
+                )
         settings = yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if mark := getattr(error, "problem_mark", None):  # perhaps behind the last line
             line = min(mark.line, text.rstrip().count("\n")) + 1
-        raise invalid_line(line, "it is not one valid YAML document") from None
+        raise invalid_line(line, "this is not a single, valid YAML document") from None
     if settings is None or isinstance(settings, dict):
         return settings or {}
     if re.search("[:=]", text):  # it looks like settings
@@ -1304,14 +1291,14 @@ def set_by_user(spec: Spec, pod: Obj) -> Settings:
     for variable in server_of(pod).get("env") or []:
         name, value = variable.get("name", ""), str(variable.get("value") or "")
         if VARIABLES.get(name) != value:  # else it is ours
-            is_known = "valueFrom" not in variable and "$(" not in value  # not from a Secret
+            is_known = "valueFrom" not in variable and "$(" not in value
             found[canonical(name)] = value if is_known else None
     return found
 
 
 # --- What is refused, because data would be lost ---
 
-# Where the parts of the data are in the pod: the variable that says so.
+# The variable that names the folder of each part of the data.
 FOLDERS = {"vectors": "LOCALSTORAGE_PATH", "etcd": "ETCD_DATA_DIR", "queue": "ROCKSMQ_PATH"}
 # What stock files say instead of our values; it changes nothing.
 STOCK = {"", "~", "null", "default", "default.etcd"}
@@ -1334,12 +1321,12 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     ending = [part for part, place in places.items() if place.ends_with_pod]
     shared = [part for part, place in places.items() if place.is_shared] + sorted(outside)
     if spec.storage and ending:
-        text = f"the {ending[0]} would end with the pod, although spec.storage is set"
+        text = f"the data of {ending[0]} would end with the pod, although spec.storage is set"
         raise InvalidSpec(f"{text}: mount nothing else at {places[ending[0]].path}")
     if ending and not {"vectors", "etcd"} <= {*ending}:
-        text = f"with the pod would end: {', '.join(ending)}; the rest of the data is of no use"
+        text = f"the data of {' and '.join(ending)} would end with the pod, and the rest of it is"
         advice = "create a Milvus with spec.storage, or move all three out of the pod"
-        raise InvalidSpec(f"{text} alone: {advice}")
+        raise InvalidSpec(f"{text} useless alone: {advice}")
     if spec.replicas > 1 and shared:
         text = f"all replicas would share their {shared[0]}, and delete each other's data"
         advice = "set spec.replicas to 1, and create one Milvus for each place"
@@ -1349,14 +1336,14 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
 def refuse_overrides(spec: Spec, pod: Obj) -> None:
     """Refuse what must not be changed. Raises InvalidSpec."""
     for name, value in VARIABLES.items():
-        theirs = spec.settings.get(canonical(name), value)
-        if normpath(theirs) != value and theirs not in STOCK:
+        theirs = spec.settings.get(canonical(name), "")
+        if theirs not in STOCK and normpath(theirs) != value:  # `/a/` is `/a`
             text = f"spec.milvusSpec must not change what the variable {name} sets ({value})"
             advice = "leave it out, or set the variable, and what relies on it, in spec.pod"
             raise InvalidSpec(f"{text}: {advice}")
     if server_of(pod).get("envFrom"):  # an address may be among them
         text = "spec.pod must not have envFrom in the container milvus"
-        raise InvalidSpec(f"{text}: name each variable in env, with valueFrom")
+        raise InvalidSpec(f"{text}: list each variable in env, with valueFrom")
     if pod["spec"].get("terminationGracePeriodSeconds") == 0:
         text = "spec.pod.spec.terminationGracePeriodSeconds must not be 0"
         raise InvalidSpec(f"{text}: a new pod would use the volume before the old one has ended")
@@ -1393,7 +1380,7 @@ class Place(NamedTuple):
 
 def place_of(pod: Obj, variable: str, ours: Obj) -> Place:
     """The place of the folder that this variable names; `ours` is the volume of the generated pod.
-    Raises InvalidSpec."""
+    A name that comes from a Secret is taken for one of ours. Raises InvalidSpec."""
     variables = {one.get("name"): one.get("value") or DATA for one in server_of(pod)["env"]}
     folder = normpath(variables.get(variable, DATA))
     mounts = mounts_of(pod)
@@ -1469,7 +1456,7 @@ def is_ready(pod: Obj) -> bool:
 
 
 def seconds_since_ready_changed(pod: Obj) -> float:
-    """For how long its condition Ready has been as it is, by the node's clock; inf: not known."""
+    """Since its condition Ready last changed, by the node's clock; inf: not known."""
     since = condition_of(pod, "Ready").get("lastTransitionTime")
     if not since:
         return inf
@@ -1487,7 +1474,7 @@ def why_not_ready(pod: Obj) -> Why:
     otherwise = {"reason": "NotReady" if phase == "Running" else phase}
     told = next((part for part in troubles_of(pod) if part.get("reason")), otherwise)
     ends = [(one.get("lastState") or {}).get("terminated") or {} for one in containers_of(pod)]
-    last = next((f" (it ended before: {end['reason']})" for end in ends if end.get("reason")), "")
+    last = next((f" (last exit: {end['reason']})" for end in ends if end.get("reason")), "")
     return Why(told["reason"], f"{told.get('message') or ''}{last}")
 
 
@@ -1554,11 +1541,7 @@ class ApiError(Exception):
         return self.why.message
 
 
-def no_answer(text: str) -> ApiError:
-    return ApiError(Why(Reason.API_ERROR, text))
-
-
-REASONS = {400: Reason.INVALID, 403: Reason.FORBIDDEN, 422: Reason.INVALID}  # by HTTP status code
+REASONS = {400: "Invalid", 403: "Forbidden", 422: "Invalid"}  # by HTTP status code
 
 
 def rejection(error: ApiException) -> ApiError:
@@ -1570,9 +1553,9 @@ def rejection(error: ApiException) -> ApiError:
     code = error.status or 0
     words = status.get("message") or error.reason or f"HTTP {code}"
     message = " ".join(str(words).split())[:1000]
-    reason = REASONS.get(code, Reason.API_ERROR)
+    reason = REASONS.get(code, "APIError")
     if code == 403 and "is forbidden: exceeded quota: " in message:  # only its words tell
-        reason = Reason.QUOTA_EXCEEDED
+        reason = "QuotaExceeded"
     return ApiError(Why(reason, message), code, status.get("reason") or "")
 
 
@@ -1630,7 +1613,7 @@ class Api:
                 body = self.send("get", resource, {"namespace": namespace}, **options)
                 objects, options["_continue"] = self.read_page(body, f"{resource.kind}List")
             except ApiError as error:
-                error.why = Why(Reason.API_ERROR, f"cannot list {resource.name}: {error}")
+                error.why = Why("APIError", f"cannot list {resource.name}: {error}")
                 raise
             found += objects
             if not options["_continue"]:
@@ -1665,9 +1648,9 @@ class Api:
         except ApiException as error:
             raise rejection(error) from None
         except urllib3.exceptions.TimeoutError:
-            raise no_answer(f"no answer within {timeout:g} s") from None
+            raise ApiError(Why("APIError", f"no answer within {timeout:g} s")) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise no_answer(f"{type(error).__name__}: {error}") from None
+            raise ApiError(Why("APIError", f"{type(error).__name__}: {error}")) from None
         finally:
             self.progressed = self.clock()
 
@@ -1690,12 +1673,13 @@ class Api:
         return self.request("patch", resource, obj["metadata"], **options)
 
     def check(self, pod: Obj) -> None:
-        """Find out by a dry run whether the API server would accept such a pod. It checks last
-        whether the name is taken. A quota is no objection: the old pod will make room."""
+        """Find out by a dry run whether the API server would accept such a pod. The
+        name is checked last, so AlreadyExists means that all else is fine. A quota is no objection:
+        the old pod will make room."""
         try:
             self.create(self.pods, pod, dry_run="All")
         except ApiError as error:
-            if error.status_reason != "AlreadyExists" and error.why.reason != Reason.QUOTA_EXCEEDED:
+            if error.status_reason != "AlreadyExists" and error.why.reason != "QuotaExceeded":
                 error.why = Why(error.why.reason, f"in a dry run: {error.why.message}")
                 raise
 
@@ -1708,7 +1692,7 @@ class Api:
             body["dryRun"] = ["All"]
         self.request("delete", self.pods, pod["metadata"], body=body)
 
-    def tell(self, event: Obj) -> None:
+    def send_event(self, event: Obj) -> None:
         """Send an event. Nothing depends on it."""
         try:
             self.create(self.events, event)
@@ -1717,14 +1701,14 @@ class Api:
 
 
 def parse(body: bytes, *kinds: str) -> Obj:
-    """The object in a response: something else than an API server may respond with 200, too."""
+    """The object in a response: something other than an API server may respond with 200, too."""
     try:
         answer = json.loads(body)
         if answer["kind"] in kinds:
             return dict(answer)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise no_answer("the response did not come from a Kubernetes API server")
+    raise ApiError(Why("APIError", "the response did not come from a Kubernetes API server"))
 
 
 # ---------- The connection ----------
@@ -1767,7 +1751,7 @@ def connect(path: str | None, context: str | None, workers: int) -> Connection:
 def new_client(configuration: Configuration, workers: int) -> ApiClient:
     """The official client, set up for this operator."""
     configuration.connection_pool_maxsize = workers
-    configuration.keep_alive = True  # load balancers drop connections that are idle, without a word
+    configuration.keep_alive = True  # load balancers silently drop idle connections
     configuration.retries = False  # the next pass is the retry
     client = ApiClient(configuration)
     client.user_agent = f"{MANAGER}/{__version__}"
@@ -1858,15 +1842,21 @@ CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "-
 @click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option("--interval", default=5.0, callback=check_seconds, help="Seconds between passes.")
+@click.option(
+    "--interval", default=5.0, callback=check_seconds, help="Most seconds between passes."
+)
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
-@click.option("--dry-run", is_flag=True, help="As --once, but only log what would be done.")
+@click.option("--dry-run", is_flag=True, help="Make one pass, and only log what would be done.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option("--timeout", default=30.0, callback=check_seconds, help="Seconds for each list.")
-@click.option("--workers", type=click.IntRange(1, 256), default=16, help="Visits in parallel.")
+@click.option(
+    "--timeout", default=30.0, callback=check_seconds, help="Time-out of a list, in seconds."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=16, help="How many Milvus to serve at once."
+)
 @click.option("--health-port", type=click.IntRange(1, 65535), help="Port for health and metrics.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of lines.")
 @click.option("-v", "--verbose", is_flag=True, help="Also log passes that changed nothing.")
 @click.version_option(__version__, message=f"{MANAGER} %(version)s", allow_from_autoenv=False)
 def main(
@@ -1886,7 +1876,7 @@ def main(
     """Keep the pods of every Milvus resource running.
 
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
-    Each option is also an environment variable, such as MILVUS_OPERATOR_INTERVAL=10.
+    Each option can also be set by a variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
     names = [one.strip() for one in ",".join(namespace).split(",")]
     chosen: list[str | None] = [one for one in dict.fromkeys(names) if one]

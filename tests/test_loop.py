@@ -281,7 +281,7 @@ def test_known_ones_come_before_new_ones_and_failing_ones_last() -> None:
     world.server.reject("create pods failing-0", 422, "no")
     world.passes(5)
     world.add(milvus("another"))
-    visits = sorted(world.operator.list_everything({}), key=lambda visit: visit.turn)
+    visits = sorted(world.operator.list_everything(), key=lambda visit: visit.turn)
     assert [mo.name_of(visit.milvus) for visit in visits] == ["known", "another", "failing"]
 
 
@@ -424,7 +424,7 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends() -> None:
     world.passes(10)
     lines = [line for line in world.lines if not line.startswith("DEBUG")]
     advice = "(install the CRD: kubectl apply -f crd.yaml)"
-    what = f"cannot serve namespace {NAMESPACE}"
+    what = f"cannot list namespace {NAMESPACE}"
     failed = f"ERROR {what}: cannot list milvuses: 404 page not found {advice}"
     assert lines == [failed, f"INFO resolved: {what}"]
 
@@ -447,11 +447,11 @@ def test_after_rejected_credentials_the_configuration_is_loaded_anew(code: int) 
     world = at_rest(milvus())
     loaded: list[ApiClient] = []
 
-    def connect() -> ApiClient:
+    def reload() -> ApiClient:
         loaded.append(world.client())
         return loaded[-1]
 
-    world.operator.connect = connect
+    world.operator.reload = reload
     text = 'User "system:anonymous" cannot list' if code == 403 else "Unauthorized"
     world.server.reject("list pods", code, text, times=1)
     world.passes()
@@ -477,13 +477,13 @@ def test_while_nothing_can_be_listed_passes_come_later_and_later() -> None:
 def test_passes_are_an_eighth_of_the_quiet_time_apart_within_bounds() -> None:
     world = at_rest(milvus())
     operator = world.operator
-    operator.changed = world.server.now - 4
+    operator.last_change = world.server.now - 4
     assert operator.pause() == 1
-    operator.changed = world.server.now - 24
+    operator.last_change = world.server.now - 24
     assert operator.pause() == 3
-    operator.changed = world.server.now - 1000
+    operator.last_change = world.server.now - 1000
     assert operator.pause() == 5
-    operator.changed = world.server.now
+    operator.last_change = world.server.now
     operator.list_seconds = 0.5
     assert operator.pause() == 2.5
     operator.list_seconds = 3

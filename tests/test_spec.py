@@ -58,16 +58,16 @@ def test_settings_have_the_names_by_which_milvus_compares_them(text: str) -> Non
 
 
 REFUSED_TEXTS = {
-    "a: {b: secret": "line 1: it is not one valid YAML document",
-    "a: 1\n---\nb: 2": "line 2: it is not one valid YAML document",
-    "a: 1\n b: secret": "line 2: it is not one valid YAML document",
-    "a: secret\nb: 2\na: 3": "line 3: this section or setting is there twice",
-    "a: {b: 1, b: secret}": "line 1: this section or setting is there twice",
-    "a: &x secret\nb: *x": "line 2: write plain values, without & * or !",
-    "a: !!int secret": "line 1: write plain values, without & * or !",
+    "a: {b: secret": "line 1: this is not a single, valid YAML document",
+    "a: 1\n---\nb: 2": "line 2: this is not a single, valid YAML document",
+    "a: 1\n b: secret": "line 2: this is not a single, valid YAML document",
+    "a: secret\nb: 2\na: 3": "line 3: this section or setting appears twice",
+    "a: {b: 1, b: secret}": "line 1: this section or setting appears twice",
+    "a: &x secret\nb: *x": "line 2: aliases and tags (& * !) are not allowed",
+    "a: !!int secret": "line 1: aliases and tags (& * !) are not allowed",
     "- a: secret": "is not a YAML mapping: write `name: value`",
     "maxNameLength=secret": "is not a YAML mapping: write `name: value`",
-    "a: [" * 100_000: "it is not one valid YAML document",
+    "a: [" * 100_000: "this is not a single, valid YAML document",
     "\n".join(f"a{number}: 1" for number in range(2501)): "more than 2500 settings",
 }
 
@@ -108,13 +108,13 @@ REFUSED: dict[str, Obj] = {
     },
     "must not have envFrom": {"pod": server(envFrom=[{"secretRef": {"name": "a"}}])},
     "no volume is mounted at /data": {"pod": variable("LOCALSTORAGE_PATH", value="/data")},
-    "the etcd would end with the pod, although spec.storage is set": {
+    "the data of etcd would end with the pod, although": {
         "storage": STORAGE,
         "pod": volume({"name": "fast", "emptyDir": {}}, mountPath="//var/lib/milvus/etcd/"),
     },
-    "with the pod would end: etcd, queue": {"milvusSpec": BUCKET},
-    "with the pod would end: queue": {"milvusSpec": BUCKET + ETCD},
-    "with the pod would end: vectors, queue": {
+    "the data of etcd and queue would end with the pod, and": {"milvusSpec": BUCKET},
+    "the data of queue would end with the pod, and": {"milvusSpec": BUCKET + ETCD},
+    "the data of vectors and queue would end with the pod": {
         "pod": variable("ETCD_ENDPOINTS", valueFrom={"secretKeyRef": {"name": "a", "key": "b"}})
     },
     "all replicas would share their etcd": {

@@ -63,7 +63,7 @@ def test_ready_names_the_first_pod_that_is_not(there: str, text: str) -> None:
 
 PODS_WORDS = [
     (WAITING, "ImagePullBackOff: 0 of 1 pods are ready; x-0: ImagePullBackOff"),
-    (CRASHED, "CrashLoopBackOff: 0 of 1 pods are ready; x-0: back-off 10s (it ended before: OOMK"),
+    (CRASHED, "CrashLoopBackOff: 0 of 1 pods are ready; x-0: back-off 10s (last exit: OOMK"),
     (UNSCHEDULABLE, "Unschedulable: 0 of 1 pods are ready; x-0: 0/1"),
     (INIT, "Error: 0 of 1 pods are ready; x-0: Error"),
 ]
@@ -106,7 +106,7 @@ def test_a_claim_that_ends_is_told() -> None:
 
 def test_an_invalid_spec_is_told_and_stalls() -> None:
     status = status_of(pods("x-0"), why_invalid="spec.a: wrong")
-    text = "Invalid: spec.a: wrong; until that is corrected, nothing is done about its pods"
+    text = "Invalid: spec.a: wrong; until this is corrected, its pods are left as they are"
     assert said(status, "Ready") == said(status, "Reconciled") == f"False {text}"
     assert said(status, "Stalled") == f"True {text}"
     assert status["readyReplicas"] == 1
