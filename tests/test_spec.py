@@ -64,6 +64,7 @@ REFUSED_TEXTS = {
     "a: secret\nb: 2\na: 3": "line 3: this section or setting appears twice",
     "a: {b: 1, b: secret}": "line 1: this section or setting appears twice",
     "a: &x secret\nb: *x": "line 2: aliases and tags (& * !) are not allowed",
+    "a:\n  key: {{ .Values.secret }}": "line 2: this is not a single, valid YAML document",
     "a: !!int secret": "line 1: aliases and tags (& * !) are not allowed",
     "- a: secret": "is not a YAML mapping: write `name: value`",
     "maxNameLength=secret": "is not a YAML mapping: write `name: value`",
