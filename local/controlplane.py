@@ -1,7 +1,6 @@
 """A real Kubernetes control plane on 127.0.0.1, for the tests and the demo.
 
-    python -m local.controlplane          # start one, print how to use it, and stop it on Ctrl-C
-    python -m local.controlplane build    # only build its binaries, into the cache
+    python -m local.controlplane    # start one, print how to use it, and stop it on Ctrl-C
 
 kwok simulates the node and its kubelet; the rest is real. The binaries come from the folder
 KUBEBUILDER_ASSETS; those that it lacks are built once, from the Go modules in modules/go.mod.
@@ -76,11 +75,7 @@ def locked(file: Path) -> Iterator[None]:
     """Only one process at a time goes on."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another run is building: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -347,9 +342,6 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] in (["supervise"], ["supervise-api"]):
             return supervise(arguments[0] == "supervise", arguments[1:])
-        if arguments == ["build"]:
-            commands()
-            return 0
         with ControlPlane() as plane:
             say("it is up; Ctrl-C stops it")
             print(f"export KUBECONFIG={plane.kubeconfig()}", flush=True)

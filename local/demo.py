@@ -95,9 +95,6 @@ class Demo(Tour):
 def run(plane: ControlPlane, stays: bool) -> int:
     os.environ["KUBECONFIG"] = str(plane.kubeconfig())
     os.environ["KUBECACHEDIR"] = f"{plane.folder}/kubectl"
-    for name in list(os.environ):
-        if name.startswith("MILVUS_OPERATOR_"):  # an option for another operator
-            del os.environ[name]
     demo = Demo(str(plane.kubectl))
     demo.start_operator()
     try:
