@@ -1,32 +1,25 @@
-"""The peer: the bring-up as a kopf handler, with the client of kopf's documentation."""
-
-from contextlib import suppress
-from typing import Any
+"""The peer: the same job as a handler of kopf, with kopf's own defaults."""
 
 import kopf
 from kubernetes import config
-from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
+from kubernetes.client import CoreV1Api
 
 import milvus_operator as mo
+from benchmarks.bare import status_of
 
-WORKERS = 16
-client = Configuration()
-config.load_kube_config(client_configuration=client)
-client.connection_pool_maxsize = WORKERS
-api = CoreV1Api(ApiClient(client))
+config.load_kube_config()
+api = CoreV1Api()
 
 
-@kopf.on.startup()
-def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-    settings.execution.max_workers = WORKERS
-    settings.posting.enabled = False
-
-
-@kopf.on.resume(mo.GROUP, mo.VERSION, mo.PLURAL)
 @kopf.on.create(mo.GROUP, mo.VERSION, mo.PLURAL)
-def create_pods(body: kopf.Body, namespace: str, **_: Any) -> None:
+def create(body: kopf.Body, patch: kopf.Patch, namespace: str, **_: object) -> None:
     milvus = dict(body)
     spec = mo.spec_of(milvus)
     for ordinal in range(spec.replicas):
-        with suppress(ApiException):  # it exists already
-            api.create_namespaced_pod(namespace, mo.new_pod(milvus, spec, ordinal))
+        api.create_namespaced_pod(namespace, mo.new_pod(milvus, spec, ordinal))
+        claim = mo.new_claim(milvus, spec, ordinal)
+        api.create_namespaced_persistent_volume_claim(namespace, claim)
+    api.create_namespaced_service(namespace, mo.new_service(milvus))
+    for kind in ("pods", "claims", "service"):
+        kopf.info(body, reason="Created", message=f"created {kind}")
+    patch.status.update(status_of(milvus))
