@@ -116,7 +116,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.pool = ThreadPoolExecutor(self.workers)
-        self.visits: dict[str | None, list[Visit]] = {}  # by namespace, of its last lists
+        self.visits: dict[str | None, list[Visit]] = {}  # by namespace; they hold the memories
         self.outages: dict[str, str] = {}  # what the last pass could not do, and why
         self.has_served = False  # whether any pass has listed everything
         self.last_change = self.api.clock()  # when a pass last did something
@@ -171,8 +171,10 @@ class Operator:
         except Exception as error:  # a bug must not end the loop
             self.outages["a pass failed"] = unexpected(error)
 
-        # 3. Report.
+        # 3. Report, and see when the next pass is due.
         self.report(before, changes, clock() - started)
+        longer = min(max(1, 2 * self.outage_delay), LONGEST_OUTAGE_DELAY)
+        self.outage_delay = 0 if self.has_listed else longer
         if changes:
             self.last_change = clock()
         return changes
@@ -236,8 +238,6 @@ class Operator:
             log.error("%s: %s", what, self.outages[what])
         for what in before.keys() - self.outages.keys():
             log.info("resolved: %s", what)
-        longer = min(max(1, 2 * self.outage_delay), LONGEST_OUTAGE_DELAY)
-        self.outage_delay = 0 if self.has_listed else longer
         visits = self.all_visits()
         if not self.outages and not self.has_served:
             self.has_served = True
@@ -269,7 +269,7 @@ def unexpected(error: Exception) -> str:
 
 # ---------- A visit: one Milvus in one pass ----------
 
-NEED_FRESH_LOOK = ("adopt", "delete", "replace")  # verbs of actions
+NEED_FRESH_LOOK = ("adopt", "delete", "replace")  # whatever touches a pod that is there
 
 
 @dataclass
@@ -303,17 +303,17 @@ class Visit:
                 self.reconcile()
         except Exception as error:
             self.memory.state = "failed"
-            self.log(logging.ERROR, unexpected(error))
+            self.log_line(logging.ERROR, unexpected(error))
 
     def reconcile(self) -> None:
-        """Serve the Milvus; to be read from top to bottom."""
+        """Serve the Milvus."""
         memory = self.memory
         now = self.api.clock()
 
         # 1. Decide what to do.
         actions = [] if memory.why_invalid else list(decide(self.seen))
 
-        # 2. The lists may be seconds old, so look again before anything that cannot be undone, and
+        # 2. The lists may be seconds old, so look again before touching a pod that is there, and
         # decide anew. If that look fails, those actions have failed, and wait below.
         risky = [a for a in actions if a.verb in NEED_FRESH_LOOK and not memory.waits(a.key, now)]
         if risky:
@@ -383,13 +383,13 @@ class Visit:
         owners = {"ownerReferences": [*others, owner_reference(self.milvus)]}
         adopted = self.api.patch(self.api.pods, action.obj, {"metadata": owners})
         self.update_seen(action, slim(adopted))
-        self.record("Adopted", "pod", action.obj, action.because)
+        self.record_change("Adopted", "pod", action.obj, action.because)
 
     def delete(self, action: Action) -> None:
         self.api.delete(action.obj)
         ending = action.obj["metadata"] | {"deletionTimestamp": timestamp()}
         self.update_seen(action, action.obj | {"metadata": ending})
-        self.record("Deleted", "pod", action.obj, action.because)
+        self.record_change("Deleted", "pod", action.obj, action.because)
 
     def replace(self, action: Action) -> None:
         """Delete a pod, after a dry run has shown that the API server would accept the new one."""
@@ -417,7 +417,7 @@ class Visit:
         """Ask for a larger volume; the claim's status says whether it arrives."""
         requests = {"storage": self.seen.spec.storage["size"]}
         self.api.patch(self.api.claims, action.obj, {"spec": {"resources": {"requests": requests}}})
-        self.record("Expanding", "claim", action.obj, action.because)
+        self.record_change("Expanding", "claim", action.obj, action.because)
 
     def expose(self, action: Action) -> None:
         """Create the Service; somebody else's of that name is left alone."""
@@ -431,7 +431,7 @@ class Visit:
             if error.status_reason == "AlreadyExists":
                 return None
             raise
-        self.record("Created", kind, obj)
+        self.record_change("Created", kind, obj)
         return made
 
     def update_seen(self, action: Action, pod: Obj) -> None:
@@ -447,7 +447,7 @@ class Visit:
         memory = self.memory
         unannounced = {"status": "True", "message": MATCHING}
         old = condition_of(self.milvus, "Reconciled") or unannounced
-        problems = memory.problems(at_once=old["status"] == "False")
+        problems = memory.problems(is_told=old["status"] == "False")
         status = status_of(self.seen, memory.why_invalid, problems)
         memory.state = state_of(status)
         if contains(self.milvus["status"], status) or memory.waits(STATUS, now):
@@ -456,17 +456,18 @@ class Visit:
         error = self.attempt(STATUS, self.api.patch, self.api.milvuses.status, self.milvus, change)
         if error:
             if memory.tries[STATUS].failures == 2:  # once, not each time
-                self.log(logging.WARNING, f"the status update failed: {error}")
+                self.log_line(logging.WARNING, f"the status update failed: {error}")
             return
+        # The same status again: a part of it was dropped. Then its delay goes on growing.
         if status != memory.written:
             memory.written = status
-            del memory.tries[STATUS]  # so that the next status need not wait
+            del memory.tries[STATUS]
         self.changes += 1
         new = condition_of(change, "Reconciled")
         if new["message"] != old["message"]:
             self.announce(new["reason"], new["message"], is_warning=new["status"] == "False")
 
-    def record(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
+    def record_change(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
         self.changes += 1
         self.news.setdefault((reason, kind, because), []).append(name_of(obj))
 
@@ -477,10 +478,10 @@ class Visit:
             self.announce(reason, f"{text}: {because}" if because else text)
 
     def announce(self, reason: str, text: str, is_warning: bool = False) -> None:
-        self.log(logging.WARNING if is_warning else logging.INFO, text)
+        self.log_line(logging.WARNING if is_warning else logging.INFO, text)
         self.api.send_event(new_event(self.milvus, reason, text, is_warning))
 
-    def log(self, level: int, text: str) -> None:
+    def log_line(self, level: int, text: str) -> None:
         about = pick(self.milvus["metadata"], ("namespace", "name"))
         dry = " (dry run)" if self.api.dry_run else ""
         log.log(level, "milvus %s: %s%s", full_name(self.milvus), text, dry, extra={"about": about})
@@ -527,8 +528,8 @@ class Try(NamedTuple):
 
 @dataclass
 class Memory:
-    """What is remembered of a Milvus, while its spec stays the same. Losing it costs one more
-    try."""
+    """What is remembered of a Milvus, while its spec stays the same. If it is lost, something is
+    tried once more."""
 
     spec: Spec
     why_invalid: str = ""  # what is wrong with the spec
@@ -537,13 +538,12 @@ class Memory:
     written: Obj = field(default_factory=dict)  # the status that was written last
 
     def remember(self, key: Key, now: float, problem: Why | None = None) -> None:
+        last = self.tries.get(key, Try(-inf, 0, None, 0))
         delay: float = FIRST_DELAY
-        failures = 0
-        if last := self.tries.get(key):
-            failures = last.failures
-            if now < last.tried + QUIET:
-                delay = min(2 * last.delay, LONGEST_DELAY)
-        self.tries[key] = Try(now, delay, problem, failures + 1 if problem else 0)
+        if now < last.tried + QUIET:
+            delay = min(2 * last.delay, LONGEST_DELAY)
+        failures = last.failures + 1 if problem else 0
+        self.tries[key] = Try(now, delay, problem, failures)
 
     def waits(self, key: Key, now: float) -> bool:
         return key in self.tries and now < self.tries[key].tried + self.tries[key].delay
@@ -553,10 +553,10 @@ class Memory:
         kept = {STATUS, *needed}
         self.tries = {key: one for key, one in self.tries.items() if not one.problem or key in kept}
 
-    def problems(self, at_once: bool) -> Problems:
-        """What has failed, by ordinal. A first failure may resolve itself, so it counts only if
-        `at_once`."""
-        least = 1 if at_once else 2
+    def problems(self, is_told: bool) -> Problems:
+        """What has failed, by ordinal. A first failure may resolve itself, so it counts only if the
+        condition Reconciled is False already, which must not flap."""
+        least = 1 if is_told else 2
         return {
             ordinal: last.problem
             for (verb, ordinal), last in self.tries.items()
@@ -608,9 +608,9 @@ class Observed:
     def outdated(self) -> Objs:
         """The desired pods of another template. A pod without a fingerprint counts as current:
         whatever removed it would remove it from the next pod, too, for ever."""
-        current = (None, self.spec.template_hash)
+        right = (None, self.spec.template_hash)
         pods = self.owned.items()
-        return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in current}
+        return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in right}
 
     @cached_property
     def blocked(self) -> dict[int, Why]:
@@ -659,7 +659,7 @@ def adoptions(seen: Observed) -> Iterator[Action]:
 
 
 def deletions(seen: Observed) -> Iterator[Action]:
-    """Of pods that are surplus, or have ended."""
+    """Delete pods that are surplus, or have ended."""
     for ordinal, pod in seen.owned.items():
         if is_ending(pod):
             continue
@@ -670,12 +670,12 @@ def deletions(seen: Observed) -> Iterator[Action]:
 
 
 def creations(seen: Observed) -> Iterator[Action]:
-    """Of pods that are missing, and of the claims of pods that have none."""
+    """Create pods that are missing, and the claims of pods that have none."""
     milvus, owned, blocked = seen.milvus, seen.owned, seen.blocked
-    # If somebody else's pod has the name, creating ours fails, and the failure is reported.
     awaited = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
     for ordinal in range(seen.spec.replicas):
         if ordinal not in owned and ordinal not in awaited and ordinal not in blocked:
+            # If somebody else's pod has the name, this fails, and the failure is reported.
             yield Action("create", ordinal, {})
     for ordinal, pod in owned.items():
         lacks_claim = seen.spec.storage and seen.wants(ordinal) and ordinal not in seen.claims
@@ -684,29 +684,30 @@ def creations(seen: Observed) -> Iterator[Action]:
 
 
 def replacements(seen: Observed) -> Iterator[Action]:
-    """Of pods whose template is outdated. Those that are broken go at once: a roll must
+    """Replace pods whose template is outdated. Those that are broken go at once: a roll must
     not wait for them (kubernetes/kubernetes#67250). Of the others, the one with the highest ordinal
     goes, while every desired pod is Ready, and new ones have been so for minReadySeconds."""
-    turns = {o: pod for o, pod in seen.outdated.items() if o not in seen.blocked}
-    if seen.spec.updates_on_delete or not turns:
+    due = {o: pod for o, pod in seen.outdated.items() if o not in seen.blocked}
+    if seen.spec.updates_on_delete or not due:
         return
-    for ordinal, pod in turns.items():
+    for ordinal, pod in due.items():
         if is_broken(pod):
             yield Action("replace", ordinal, pod, OUTDATED)
     if all(is_settled(o, seen) for o in range(seen.spec.replicas)):
-        ordinal = max(turns)
-        yield Action("replace", ordinal, turns[ordinal], OUTDATED)
+        ordinal = max(due)
+        yield Action("replace", ordinal, due[ordinal], OUTDATED)
 
 
 def is_broken(pod: Obj) -> bool:
-    """Whether it serves nobody, and will not soon by itself. On a node that fell silent, containers
-    are still listed as ready: they may serve, and may come back. When a kubelet restarts, its pods
-    look unready until their next probes (kubernetes/kubernetes#100277)."""
+    """Whether it serves nobody, and will not soon by itself."""
     if is_over(pod) or is_ready(pod):
         return False
     containers = containers_of(pod)
     if not containers or any("running" not in (one.get("state") or {}) for one in containers):
         return True
+    # On a node that fell silent, containers are still listed as ready: they may serve, and may come
+    # back. When a kubelet restarts, its pods look unready until their next probes
+    # (kubernetes/kubernetes#100277).
     are_ready = all(container.get("ready") for container in containers)
     return not are_ready and seconds_since_ready_changed(pod) >= PROBING
 
@@ -716,13 +717,13 @@ def is_settled(ordinal: int, seen: Observed) -> bool:
     pod = seen.owned.get(ordinal)
     if not pod or not is_ready(pod):
         return False
-    # minReadySeconds are for new pods.
+    # minReadySeconds applies only to new pods.
     return ordinal in seen.outdated or seconds_since_ready_changed(pod) >= seen.spec.min_ready
 
 
 def enlargements(seen: Observed) -> Iterator[Action]:
-    """Of claims with our label that request less than the spec. Before a claim is Bound, it cannot
-    be changed."""
+    """Enlarge claims with our label that request less than the spec. Before a claim is Bound, it
+    cannot be changed."""
     size = seen.spec.storage.get("size")
     for ordinal, claim in sorted(seen.claims.items()):
         is_bound = phase_of(claim) == "Bound" and not is_ending(claim)
@@ -795,21 +796,21 @@ def conditions_of(seen: Observed, problems: Problems) -> list[Obj]:
     if seen.outdated:
         text += f", {len(seen.outdated)} outdated"
     ready = Why("Ready", text)
-    missing = next(what_is_missing(seen, problems), None)
-    if missing:
-        ordinal, why = missing
+    obstacle = next(obstacles(seen, problems), None)
+    if obstacle:
+        ordinal, why = obstacle
         pod = pod_name(seen.milvus, ordinal)
         ready = Why(why.reason, f"{text}; {pod}: {why.message or why.reason}")
     reconciled = Why("Reconciled", MATCHING)
     if problems:
         reconciled = problems[min(problems)]
     return [
-        new_condition(seen.milvus, "Ready", not missing, ready),
+        new_condition(seen.milvus, "Ready", not obstacle, ready),
         new_condition(seen.milvus, "Reconciled", not problems, reconciled),
     ]
 
 
-def what_is_missing(seen: Observed, problems: Problems) -> Iterator[tuple[int, Why]]:
+def obstacles(seen: Observed, problems: Problems) -> Iterator[tuple[int, Why]]:
     """The ordinals that keep Ready from being true, and why. Outdated ones come last, because a
     roll waits for the others."""
     for ordinal in range(seen.spec.replicas):
@@ -929,7 +930,7 @@ EXTERNAL_SERVICES = (
     ("kafka.brokerList", "mq.type", "kafka"),
     ("pulsar.address", "mq.type", "pulsar"),
 )
-# What is not outside the pod. A milvus.yaml that somebody has pasted is full of these.
+# What is not outside the pod, such as nothing. A milvus.yaml that somebody pasted is full of these.
 _LOCAL = r"(\w+://)?(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
 LOCAL_ADDRESSES = re.compile(rf"(|~|null)|{_LOCAL}(,\s*{_LOCAL})*", re.IGNORECASE)
 
@@ -938,7 +939,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     InvalidSpec."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # a list in their place is invalid
+        "metadata": {"labels": {}, "annotations": {}},  # so that a list in their place is refused
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -971,6 +972,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
+        # Here ours win.
         "metadata": overlay(pick(pod["metadata"], ("labels", "annotations")), ours, "metadata"),
         "spec": pod["spec"] | ours_in_spec,
     }
@@ -1018,7 +1020,7 @@ def config_volume() -> Obj:
 
 
 def defaults_for(theirs: Settings) -> dict[str, str]:
-    """The settings of default.yaml for a user who has set these. An unknown address counts as
+    """The settings of default.yaml, given the user's own. An unknown address counts as
     outside the pod: if it were taken for local, an empty etcd would start beside the user's own."""
     chosen = {}
     for address, setting, value in EXTERNAL_SERVICES:
@@ -1300,7 +1302,7 @@ def set_by_user(spec: Spec, pod: Obj) -> Settings:
 
 # The variable that names the folder of each part of the data.
 FOLDERS = {"vectors": "LOCALSTORAGE_PATH", "etcd": "ETCD_DATA_DIR", "queue": "ROCKSMQ_PATH"}
-# What stock files say instead of our values; it changes nothing.
+# Values of stock files that may stay, because ours win.
 STOCK = {"", "~", "null", "default", "default.etcd"}
 ENDS_WITH_POD = {"name", "emptyDir", "ephemeral", "csi"}  # keys of volumes
 TRUE = ("true", "t", "1", "yes", "y", "on")
@@ -1309,7 +1311,7 @@ TRUE = ("true", "t", "1", "yes", "y", "on")
 def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     """Refuse what would lose data, or mix that of two pods: Milvus deletes each file that its etcd
     does not know. Raises InvalidSpec."""
-    ordinal = MAX_REPLICAS  # of no pod, so that no volume of the user's own has its name
+    ordinal = MAX_REPLICAS  # no pod has it, so no volume of the user's own can be its claim
     pod = new_pod(milvus, spec, ordinal)
     refuse_overrides(spec, pod)
     outside = outside_of(spec, pod)
@@ -1323,6 +1325,7 @@ def refuse_dangers(milvus: Obj, spec: Spec) -> None:
     if spec.storage and ending:
         text = f"the data of {ending[0]} would end with the pod, although spec.storage is set"
         raise InvalidSpec(f"{text}: mount nothing else at {places[ending[0]].path}")
+    # All may end together, and the queue alone may be elsewhere.
     if ending and not {"vectors", "etcd"} <= {*ending}:
         text = f"the data of {' and '.join(ending)} would end with the pod, and the rest of it is"
         advice = "create a Milvus with spec.storage, or move all three out of the pod"
@@ -1380,7 +1383,7 @@ class Place(NamedTuple):
 
 def place_of(pod: Obj, variable: str, ours: Obj) -> Place:
     """The place of the folder that this variable names; `ours` is the volume of the generated pod.
-    A name that comes from a Secret is taken for one of ours. Raises InvalidSpec."""
+    One that comes from a Secret is assumed to be below DATA. Raises InvalidSpec."""
     variables = {one.get("name"): one.get("value") or DATA for one in server_of(pod)["env"]}
     folder = normpath(variables.get(variable, DATA))
     mounts = mounts_of(pod)
@@ -1479,7 +1482,7 @@ def why_not_ready(pod: Obj) -> Why:
 
 
 def troubles_of(pod: Obj) -> Iterator[Obj]:
-    """The states of its containers, and those of its conditions that are not true."""
+    """The states of its containers; then PodScheduled and Ready, if they are not true."""
     for container in (pod["status"].get("initContainerStatuses") or []) + containers_of(pod):
         for state in (container.get("state") or {}).values():  # waiting, running or terminated
             if state.get("reason") != "Completed":
@@ -1755,7 +1758,7 @@ def new_client(configuration: Configuration, workers: int) -> ApiClient:
     configuration.retries = False  # the next pass is the retry
     client = ApiClient(configuration)
     client.user_agent = f"{MANAGER}/{__version__}"
-    client.default_headers["Accept-Encoding"] = "gzip"  # decrypting lists is much of a quiet pass
+    client.default_headers["Accept-Encoding"] = "gzip"  # less to decrypt
     return client
 
 
@@ -1878,7 +1881,7 @@ def main(
     Without -n or -A, it manages the namespace of the kubeconfig's context or, in a pod, its own.
     Each option can also be set by a variable, such as MILVUS_OPERATOR_INTERVAL=10.
     """
-    names = [one.strip() for one in ",".join(namespace).split(",")]
+    names = [one.strip() for one in ",".join(namespace).split(",")]  # a variable may list several
     chosen: list[str | None] = [one for one in dict.fromkeys(names) if one]
     if chosen and all_namespaces:
         raise click.UsageError("-A cannot be combined with -n or MILVUS_OPERATOR_NAMESPACE")

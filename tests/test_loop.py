@@ -368,6 +368,57 @@ def test_a_page_of_html_with_200_is_not_believed() -> None:
     assert not any(write.startswith("delete") for write in world.writes())
 
 
+def test_a_conflict_for_one_pod_holds_up_no_other_in_that_pass() -> None:
+    world = World(milvus(replicas=3), pod("x-0", "strange"))
+    world.passes()
+    assert world.names() == ["x-0", "x-1", "x-2"]
+
+
+def test_no_action_begins_later_than_eight_seconds_after_the_lists() -> None:
+    world = World(milvus(replicas=9))
+
+    def wait(request: Request) -> None:
+        world.server.now += 3
+
+    world.server.when("create pods", wait)
+    world.passes()
+    assert world.names() == ["x-0", "x-1", "x-2"]
+
+
+def test_a_change_since_the_lists_is_a_conflict_for_a_patch() -> None:
+    world = World(milvus(), pod("x-0", "orphan"))
+    world.server.when("patch pods", lambda request: world.server.set_pod("x-0"), times=1)
+    world.passes()
+    assert "ownerReferences" not in world.get("pods", "x-0")["metadata"]
+    world.passes(2)
+    assert mo.is_owned(world.get("milvuses", "x"), world.get("pods", "x-0"))
+
+
+def test_a_problem_that_somebody_else_solved_is_forgotten() -> None:
+    world = at_rest(milvus(**STORAGE))
+    bound = {"status": {"phase": "Bound"}}
+    world.server.ask("patch", "persistentvolumeclaims/status", "data-x-0", bound)
+    world.server.reject("patch persistentvolumeclaims", 403, "no expansion")
+    world.change(storage={"size": "2Gi"})
+    world.passes(5)
+    assert world.condition("Reconciled") == "False Forbidden: no expansion"
+    larger = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
+    world.server.ask("patch", "persistentvolumeclaims", "data-x-0", larger)
+    world.passes()
+    assert world.condition("Reconciled").startswith("True")
+
+
+def test_after_a_restart_a_problem_that_was_told_does_not_flap() -> None:
+    world = World(milvus())
+    world.server.reject("create pods", 403, "no")
+    world.passes(5)
+    world.forget()
+    world.operator = world.new_operator()
+    world.passes(5)
+    assert world.condition("Reconciled") == "False Forbidden: no"
+    assert world.writes(events=True) == ["create pods x-0"] * 3
+
+
 # --- The status ---
 
 
@@ -399,6 +450,7 @@ def test_what_was_done_and_what_failed_are_events_and_log_lines() -> None:
     notes = [(one["reason"], one["note"]) for one in world.server.all_of("events")]
     assert ("Created", "created pods x-0, x-1") in notes
     assert ("Forbidden", "services is forbidden") in notes
+    assert [reason for reason, _ in notes] == ["Created", "Forbidden"], "once, and no more"
     assert "INFO milvus test/x: created pods x-0, x-1" in world.lines
     assert "WARNING milvus test/x: services is forbidden" in world.lines
 

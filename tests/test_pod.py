@@ -36,7 +36,13 @@ def test_a_pod_is_a_standalone_milvus_that_its_service_can_name() -> None:
     container = container_of(pod)
     assert pod["metadata"]["name"] == pod["spec"]["hostname"] == "x-0"
     assert pod["spec"]["subdomain"] == "x"
-    assert pod["metadata"]["labels"]["zilliz.com/milvus"] == "x"
+    assert pod["metadata"]["labels"] == {
+        "zilliz.com/milvus": "x",
+        "app.kubernetes.io/name": "milvus",
+        "app.kubernetes.io/instance": "x",
+        "app.kubernetes.io/managed-by": "milvus-polling-operator",
+        "apps.kubernetes.io/pod-index": "0",
+    }
     assert pod["metadata"]["ownerReferences"] == [mo.owner_reference(milvus())]
     assert pod["spec"]["enableServiceLinks"] is False
     assert container["args"] == ["milvus", "run", "standalone"]
