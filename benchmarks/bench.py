@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 import yaml
 
@@ -229,7 +229,7 @@ def row_of(found: dict[str, list[float]], row: Obj) -> str:
     ours = found[row["ours"]]
     theirs = found.get(row.get("theirs", ""), [1.0] * len(ours))
     ratios = [one / max(other, 0.001) for one, other in zip(ours, theirs, strict=True)]
-    turn = ratios.index(median(ratios))
+    turn = ratios.index(median_low(ratios))
     figures = f"{ours[turn]:.3g} {row.get('unit', 's')}"
     if "theirs" in row:
         figures += f" : {theirs[turn]:.3g} {row.get('unit', 's')}"
