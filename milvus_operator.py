@@ -620,7 +620,7 @@ class Observed:
         for ordinal in range(self.spec.replicas):
             if trouble := self.trouble_with_claim(ordinal):
                 text = f"claim {claim_name(self.milvus, ordinal)} {trouble}"
-                advice = "its pod is not replaced; if it still runs, back up its data now"
+                advice = "its pod is not replaced; set its volume's reclaim policy to Retain now"
                 found[ordinal] = Why("ClaimLost", f"{text}: {advice}")
         return found
 

@@ -113,6 +113,7 @@ class Kube:
         """Make passes until these pods, and no others, are Ready, and nothing is left to write."""
         self.live(lambda: [*self.images()] == [*self.all_of()] == [*names])
         self.live(lambda: self.operator.run_pass() + self.operator.run_pass() == 0)
+        assert self.operator.outages == {}
 
     def told(self, start: str, name: str = "x", kind: str = "Reconciled") -> str:
         """Make passes until this condition starts like that. Returns it."""

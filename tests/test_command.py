@@ -136,7 +136,7 @@ def test_once_makes_the_pods_and_ends_with_0(run: Run, world: World) -> None:
 
 
 def test_once_ends_with_1_when_something_failed(run: Run, world: World) -> None:
-    world.server.reject("create pods", 403, "forbidden\x1b[31m\nfor you")
+    world.server.reject("create pods", 403, "forbidden\x1b[31m\x9b\nfor you")
     code, said = end_of(run("--once"))
     assert code == 1
     assert "WARNING milvus test/x: forbidden [31m for you" in said
@@ -190,22 +190,41 @@ def test_health_and_metrics_are_served(run: Run, world: World) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run("--health-port", str(port), "--interval", "0.1")
+    in_a_pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}  # there, it listens on all addresses
+    run("--health-port", str(port), "--interval", "0.1", **in_a_pod)
 
     def get(path: str) -> tuple[int, str]:
         try:
-            response = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", retries=False)
+            response = urllib3.request("GET", f"http://127.0.0.2:{port}{path}", retries=False)
         except urllib3.exceptions.HTTPError:
             return 0, ""
         return response.status, response.data.decode()
 
     eventually(lambda: get("/healthz") == (200, "OK\n"))
+    failure = 'milvus_operator_passes_total{result="failure"}'
+    eventually(lambda: failure in get("/metrics")[1])
     assert get("/readyz")[0] == 503
     assert get("/other")[0] == 404
     world.server.rules.clear()
     eventually(lambda: get("/readyz") == (200, "OK\n"))
     sample = 'milvus_operator_milvus_state{name="x",namespace="test",state="progressing"} 1.0'
     eventually(lambda: sample in get("/metrics")[1])
+
+
+def test_after_an_outage_it_stays_with_the_context_that_it_began_with(
+    run: Run, world: World, kubeconfig: Path
+) -> None:
+    process = run("--interval", "0.1", "-v")
+    eventually(world.names)
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["contexts"][1]["context"] = {"cluster": "dead", "user": "a"}
+    config["clusters"].append({"name": "dead", "cluster": {"server": "http://127.0.0.1:1"}})
+    kubeconfig.write_text(yaml.safe_dump(config | {"current-context": "b"}))
+    world.server.reject("list", 401, "log in", times=1)
+    eventually(lambda: not any(times for _, _, times in world.server.rules))
+    world.remove("pods", "x-0")
+    eventually(lambda: "x-0" in world.names())
+    assert process.poll() is None
 
 
 # --- The configuration ---

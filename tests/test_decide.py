@@ -29,7 +29,7 @@ COMPLETE = [
     (2, "x-0 ending", "create 1"),
     (3, "x-0 failed, x-3", "delete 0, delete 3, create 1, create 2"),
     # Names that only look like ours.
-    (1, "x-0, x-00, x-1a, x--1, y-0, xy-0", ""),
+    (1, "x-0, x-00 strange, x-1a, x--1, y-0, xy-0", ""),
 ]
 OWNERSHIP = [
     (1, "x-0 orphan", "adopt 0"),
@@ -44,6 +44,7 @@ OWNERSHIP = [
 ROLL = [
     (3, "x-0 old, x-1 old, x-2 old", "replace 2"),
     (3, "x-0 old, x-1 old, x-2", "replace 1"),
+    (3, "x-0 old, x-1 old", "create 2"),
     (3, "x-0 old, x-1 old, x-2 starting", ""),
     (3, "x-0 old, x-1 old, x-2 ending", ""),
     (3, "x-0 old, x-1 old, x-2 young", ""),  # of minReadySeconds

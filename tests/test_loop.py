@@ -385,6 +385,17 @@ def test_no_action_begins_later_than_eight_seconds_after_the_lists() -> None:
     assert world.names() == ["x-0", "x-1", "x-2"]
 
 
+def test_lists_that_take_longer_than_a_pass_may_act_are_followed_by_actions() -> None:
+    world = World(milvus())
+
+    def wait(request: Request) -> None:
+        world.server.now += 9
+
+    world.server.when("list services", wait)
+    world.passes()
+    assert world.names() == ["x-0"]
+
+
 def test_a_change_since_the_lists_is_a_conflict_for_a_patch() -> None:
     world = World(milvus(), pod("x-0", "orphan"))
     world.server.when("patch pods", lambda request: world.server.set_pod("x-0"), times=1)
@@ -465,6 +476,9 @@ def test_every_milvus_is_in_the_metrics() -> None:
     before = REGISTRY.get_sample_value("milvus_operator_passes_total", passes) or 0
     world.passes()
     assert REGISTRY.get_sample_value("milvus_operator_passes_total", passes) == before + 1
+    world.change("bad", milvusSpec="")
+    world.settle()
+    assert REGISTRY.get_sample_value("milvus_operator_milvus_state", labels) is None
 
 
 # --- Outages and the timer ---
@@ -494,8 +508,8 @@ def test_one_namespace_that_fails_stops_no_other() -> None:
     assert world.operator.outage_delay == 0
 
 
-@pytest.mark.parametrize("code", [401, 403])
-def test_after_rejected_credentials_the_configuration_is_loaded_anew(code: int) -> None:
+@pytest.mark.parametrize("code", [0, 401, 403])
+def test_after_an_outage_the_configuration_is_loaded_anew(code: int) -> None:
     world = at_rest(milvus())
     loaded: list[ApiClient] = []
 
@@ -505,7 +519,10 @@ def test_after_rejected_credentials_the_configuration_is_loaded_anew(code: int) 
 
     world.operator.reload = reload
     text = 'User "system:anonymous" cannot list' if code == 403 else "Unauthorized"
-    world.server.reject("list pods", code, text, times=1)
+    if code:
+        world.server.reject("list pods", code, text, times=1)
+    else:
+        world.server.when("list pods", lost(world.server), times=1)
     world.passes()
     assert not loaded
     world.passes(2)
@@ -546,6 +563,7 @@ def test_the_loop_is_alive_while_requests_end_and_is_not_when_it_hangs() -> None
     world = at_rest(milvus())
     world.server.reject("list", 500, "down")
     world.passes(20, seconds=30)
+    world.server.now += 40  # with the 30 above, as long as two lists may take
     assert world.operator.is_alive()
     world.server.now += 100
     assert not world.operator.is_alive()

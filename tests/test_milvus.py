@@ -25,7 +25,7 @@ from tests.server import Obj
 from tests.world import eventually, milvus
 
 # The first run downloads the server and builds, for some minutes; later ones find what is there.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 Read = Callable[..., dict[str, str]]

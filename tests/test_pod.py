@@ -71,7 +71,9 @@ def test_the_files_of_the_settings_come_from_annotations() -> None:
     assert defaults["common.storageType"] == "local"
     assert defaults["common.gracefulStopTimeout"] == 5
     assert defaults["mq.type"] == "rocksmq"
-    assert {defaults[f"{name}.ip"] for name in ("proxy", "dataNode", "rootCoord")} == {"127.0.0.1"}
+    components = {name for name in defaults if name.endswith(".ip")}
+    assert {"proxy.ip", "dataNode.ip", "streamingNode.ip"} <= components
+    assert {defaults[name] for name in components} == {"127.0.0.1"}
     items = by_name(pod["spec"]["volumes"])["operator-config"]["downwardAPI"]["items"]
     fields = {item["path"]: item["fieldRef"]["fieldPath"] for item in items}
     mounts = by_name(container_of(pod)["volumeMounts"], "mountPath")

@@ -107,6 +107,10 @@ REFUSED: dict[str, Obj] = {
     "terminationGracePeriodSeconds must not be 0": {
         "pod": {"spec": {"terminationGracePeriodSeconds": 0}}
     },
+    "the data of vectors would end with the pod, although": {
+        "storage": STORAGE,
+        "pod": volume({"name": "data", "ephemeral": {"volumeClaimTemplate": {}}}),
+    },
     "must not have envFrom": {"pod": server(envFrom=[{"secretRef": {"name": "a"}}])},
     "no volume is mounted at /data": {"pod": variable("LOCALSTORAGE_PATH", value="/data")},
     "the data of etcd would end with the pod, although": {
@@ -164,7 +168,7 @@ ACCEPTED: dict[str, Obj] = {
     "NFS with a folder for each": {"pod": volume(NFS, subPathExpr="$(POD_NAME)"), "replicas": 3},
     "an emptyDir for caches beside the claim": {
         "storage": STORAGE,
-        "pod": volume({"name": "cache", "emptyDir": {}}, mountPath="/var/lib/milvus/cache"),
+        "pod": volume({"name": "cache", "emptyDir": {}}, mountPath="/var/lib/milvus/dat"),
     },
     "a claim for each": {"storage": STORAGE, "replicas": 3},
 }

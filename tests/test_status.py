@@ -97,6 +97,11 @@ def test_a_problem_is_told_by_both_conditions() -> None:
     assert mo.state_of(status) == "failed"
 
 
+def test_a_long_note_is_cut_to_what_an_event_may_have() -> None:
+    note = mo.new_event(milvus(), "Created", "é" * 2000, is_warning=False)["note"]
+    assert 1000 < len(note.encode()) <= 1024
+
+
 def test_a_claim_that_ends_is_told() -> None:
     status = status_of(pods("x-0, x-1"), replicas=2, storage={"size": "1Gi"})
     assert said(status, "Reconciled").startswith("False ClaimLost: claim data-x-0 is gone: its pod")
