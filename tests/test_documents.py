@@ -14,11 +14,10 @@ import pytest
 import yaml
 
 import milvus_operator as mo
-from tests.kube import Kube
+from tests.kube import CLAIMS, Kube
 
 TOP = Path(mo.__file__).parent
 PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
-SAMPLES = [TOP / "sample.yaml", *sorted((TOP / "samples").glob("*.yaml"))]
 # What needs a kubelet, a builder of images, or a terminal of its own; or is these tests.
 ELSEWHERE = re.compile("make (run|image|demo|test)|kind load|sudo tar|kubectl .*(logs|exec) ")
 KINDS = {  # of other projects: group and plural
@@ -33,7 +32,7 @@ def blocks(language: str, page: Path) -> list[str]:
 
 
 def manifests() -> list[dict[str, Any]]:
-    texts = [path.read_text() for path in SAMPLES]
+    texts = [path.read_text() for path in (TOP / "sample.yaml", *TOP.glob("samples/*.yaml"))]
     texts += [block for page in PAGES for block in blocks("yaml", page)]
     found = [obj for text in texts for obj in yaml.safe_load_all(text)]
     return [obj for obj in found if "kind" in obj]  # the others are parts, of an argocd-cm
@@ -41,13 +40,13 @@ def manifests() -> list[dict[str, Any]]:
 
 def make_kind(kube: Kube, kind: str, group: str, plural: str) -> None:
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    names = {"kind": kind, "plural": plural}
-    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+    spec: Any = {"group": group, "scope": "Namespaced"}
+    spec["versions"] = [{"name": "v1", "served": True, "storage": True, "schema": schema}]
+    spec["names"] = {"kind": kind, "plural": plural}
     name = f"{plural}.{group}"
     metadata = {"name": name, "annotations": {"api-approved.kubernetes.io": "unapproved"}}
-    body = {"metadata": metadata, "spec": spec}
-    kube.make("apiextensions.k8s.io/v1", "CustomResourceDefinition", name, **body)
+    kind = "CustomResourceDefinition"
+    kube.make("apiextensions.k8s.io/v1", kind, name, metadata=metadata, spec=spec)
     kube.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=20s")
 
 
@@ -56,13 +55,12 @@ def test_every_manifest_is_accepted_and_every_milvus_gets_its_pods(kube: Kube) -
         make_kind(kube, kind, *names)
     expected = set()
     for obj in manifests():
-        text = json.dumps(obj)
         if obj["kind"] == "Milvus":
-            kube.kubectl("apply", "-f", "-", stdin=text)
+            kube.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
             replicas = obj["spec"].get("replicas", 1)
             expected |= {f"{mo.name_of(obj)}-{ordinal}" for ordinal in range(replicas)}
         else:
-            kube.kubectl("create", "--dry-run=server", "-f", "-", stdin=text)
+            kube.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(obj))
     assert len(expected) > 7
     kube.live(lambda: set(kube.all_of()) == expected)
     for milvus in kube.milvuses.get(namespace=kube.ns).to_dict()["items"]:
@@ -87,10 +85,10 @@ def run(kube: Kube, tmp_path: Path) -> Iterator[Callable[[str], None]]:
         command = ["sh", "-e", "-c", "\n".join(lines).replace("=10m", "=1m")]
         options: Any = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
         done = subprocess.run(command, timeout=120, **options)
-        said = done.stdout + done.stderr + (tmp_path / "log").read_text()
-        assert done.returncode == 0, script + said
+        log = (tmp_path / "log").read_text()
+        assert done.returncode == 0, f"{script}{done.stdout}{done.stderr}{log}"
 
-    log = (tmp_path / "log").open("w")
+    (tmp_path / "log").touch()
     run(f"kubectl config set-context --current --namespace={kube.ns}")
     for claim in ("vectors-0", "vectors-0", "vectors-0", "restored-0", "moved-0"):
         reference = {"namespace": kube.ns, "name": f"data-{claim}"}
@@ -98,40 +96,40 @@ def run(kube: Kube, tmp_path: Path) -> Iterator[Callable[[str], None]]:
         spec |= {"hostPath": {"path": "/nowhere"}, "claimRef": reference}
         kube.make("v1", "PersistentVolume", f"{kube.ns}-{claim}-{os.urandom(3).hex()}", spec=spec)
     command = [sys.executable, "milvus_operator.py", "--interval=0.5"]
-    with log, subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log) as operator:
+    with (tmp_path / "log").open("w") as log:
+        operator = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log)
+    try:
         kube.create("vectors", storage={"size": "50Gi"})
         run("kubectl wait --for=condition=Ready milvus/vectors --timeout=1m")
         yield run
+    finally:
         operator.kill()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "data.md"], ids=str)
-def test_the_commands_of_a_page_work(run: Callable[[str], None], page: Path) -> None:
-    for block in blocks("sh", page):
+@pytest.mark.parametrize("name", [page.name for page in PAGES if page.name != "data.md"])
+def test_the_commands_of_a_page_work(run: Callable[[str], None], name: str) -> None:
+    for block in [block for page in PAGES if page.name == name for block in blocks("sh", page)]:
         run(block)
     run("make undeploy; kubectl delete namespace vectors --wait=false --ignore-not-found")
 
 
 def test_the_commands_about_data_keep_it(run: Callable[[str], None], kube: Kube) -> None:
     grow, keep, rescue, another_name, same_name, move = blocks("sh", TOP / "docs/data.md")
-    claims = ("persistentvolumeclaims", "PersistentVolumeClaim")
-    volume = kube.all_of(*claims)["data-vectors-0"]["spec"]["volumeName"]
-    run(grow)
-    run("kubectl delete pvc data-vectors-0 --wait=false")
+    volume = kube.all_of(*CLAIMS)["data-vectors-0"]["spec"]["volumeName"]
+    run(f"{grow}kubectl delete pvc data-vectors-0 --wait=false")
     run("kubectl wait --for=jsonpath='{.status.conditions[1].reason}'=ClaimLost milvus/vectors")
     run(keep + rescue)
     run("kubectl wait --for=condition=Ready milvus/vectors --timeout=1m")
-    assert kube.all_of(*claims)["data-vectors-0"]["spec"]["volumeName"] == volume
-    before = kube.uids(*claims)
+    assert kube.all_of(*CLAIMS)["data-vectors-0"]["spec"]["volumeName"] == volume
+    before = kube.uids(*CLAIMS)
     rename = "s/data-vectors-0/data-restored-0/; s/milvus: vectors/milvus: restored/"
     run(f"cp -r samples kept; sed -i '{rename}' samples/restore.yaml")
     run(another_name)
-    assert kube.uids(*claims).items() >= before.items(), "the old database is as it was"
+    assert kube.uids(*CLAIMS).items() >= before.items(), "the old database is as it was"
     run("rm -r samples; mv kept samples")
     run(same_name)
-    assert kube.uids(*claims)["data-vectors-0"] != before["data-vectors-0"]
-    run(move)
-    run("kubectl delete pod copy && kubectl scale milvus/moved --replicas=1")
+    assert kube.uids(*CLAIMS)["data-vectors-0"] != before["data-vectors-0"]
+    run(f"{move}kubectl delete pod copy && kubectl scale milvus/moved --replicas=1")
     run("kubectl wait --for=condition=Ready milvus/moved --timeout=1m")
 
 
