@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ class Chaos:
         self.deadline = time.monotonic() + 60 + FAULTS
         self.harm = list[str]()
         self.running = list[subprocess.Popen[bytes]]()
-        storage = kube.make_class(volumes=5)
+        storage = kube.make_class(volumes=6)  # for still, and for as many replicas as m5 may get
         kube.create("still", replicas=2, storage=storage)  # from now on, no user touches it
         still = mo.owner_reference(kube.get("still"))
         kube.make_pod("m0-7")
@@ -125,7 +126,8 @@ class Chaos:
         for number, name in enumerate(NAMES):
             self.kube.change(name, image="milvus:last", replicas=number % 4)
             wanted |= {f"{name}-{ordinal}": "milvus:last" for ordinal in range(number % 4)}
-        eventually(lambda: self.kube.images() == wanted, 60)
+        show = partial(self.kube.kubectl, "get", "mi,pods,pvc", "--output=wide")
+        eventually(lambda: self.kube.images() == wanted, 60, show)
         for kind in ("Ready", "Reconciled"):
             self.kube.kubectl("wait", "mi", "--all", f"--for=condition={kind}", "--timeout=30s")
         assert {*self.kube.all_of()} == {*wanted}

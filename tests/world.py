@@ -195,11 +195,11 @@ def at_rest(*objects: Obj, **settings: Any) -> World:
     return world
 
 
-def eventually(check: Callable[[], Any], seconds: float = 20) -> Any:
-    """Wait until check() is true, and return what it returned."""
+def eventually(check: Callable[[], Any], seconds: float = 20, show: Callable[[], str] = str) -> Any:
+    """Wait until check() is true, and return what it returned; if it is not, fail with show()."""
     end = time.monotonic() + seconds
     while not (found := check()):
-        assert time.monotonic() < end, f"not within {seconds} s"
+        assert time.monotonic() < end, f"not within {seconds} s: {show()}"
         time.sleep(0.05)
     return found
 
