@@ -101,11 +101,15 @@ class Kube:
 
         return mo.Operator(mo.Api(connect(), dry_run=dry_run), connect, [namespace], 5, 8)
 
+    def show(self) -> str:
+        """What there is, for the message of a test that waits in vain."""
+        return self.kubectl("get", "mi,pods,pvc", "--output=wide")
+
     def live(self, until: Callable[[], Any], seconds: float = 30) -> None:
         """Make passes until that is true."""
         end = time.monotonic() + seconds
         while not until():
-            assert time.monotonic() < end, self.kubectl("get", "mi,pods,pvc", "--output=wide")
+            assert time.monotonic() < end, self.show()
             self.operator.run_pass()
             time.sleep(0.05)
 

@@ -45,8 +45,8 @@ def make_kind(kube: Kube, kind: str, group: str, plural: str) -> None:
     spec["names"] = {"kind": kind, "plural": plural}
     name = f"{plural}.{group}"
     metadata = {"name": name, "annotations": {"api-approved.kubernetes.io": "unapproved"}}
-    kind = "CustomResourceDefinition"
-    kube.make("apiextensions.k8s.io/v1", kind, name, metadata=metadata, spec=spec)
+    crd = "CustomResourceDefinition"
+    kube.make("apiextensions.k8s.io/v1", crd, name, metadata=metadata, spec=spec)
     kube.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=20s")
 
 
@@ -106,9 +106,9 @@ def run(kube: Kube, tmp_path: Path) -> Iterator[Callable[[str], None]]:
         operator.kill()
 
 
-@pytest.mark.parametrize("name", [page.name for page in PAGES if page.name != "data.md"])
-def test_the_commands_of_a_page_work(run: Callable[[str], None], name: str) -> None:
-    for block in [block for page in PAGES if page.name == name for block in blocks("sh", page)]:
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "data.md"], ids=lambda p: p.name)
+def test_the_commands_of_a_page_work(run: Callable[[str], None], page: Path) -> None:
+    for block in blocks("sh", page):
         run(block)
     run("make undeploy; kubectl delete namespace vectors --wait=false --ignore-not-found")
 

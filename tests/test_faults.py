@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,8 +125,7 @@ class Chaos:
         for number, name in enumerate(NAMES):
             self.kube.change(name, image="milvus:last", replicas=number % 4)
             wanted |= {f"{name}-{ordinal}": "milvus:last" for ordinal in range(number % 4)}
-        show = partial(self.kube.kubectl, "get", "mi,pods,pvc", "--output=wide")
-        eventually(lambda: self.kube.images() == wanted, 60, show)
+        eventually(lambda: self.kube.images() == wanted, 60, self.kube.show)
         for kind in ("Ready", "Reconciled"):
             self.kube.kubectl("wait", "mi", "--all", f"--for=condition={kind}", "--timeout=30s")
         assert {*self.kube.all_of()} == {*wanted}
