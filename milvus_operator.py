@@ -281,7 +281,7 @@ class Visit:
     memory: Memory
     deadline: float = inf  # after which no action begins
     changes: int = 0  # that were made
-    news: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # names, by what was done
+    news: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # what was done, and why
 
     @property
     def milvus(self) -> Obj:
@@ -469,12 +469,12 @@ class Visit:
 
     def record_change(self, reason: str, kind: str, obj: Obj, because: str = "") -> None:
         self.changes += 1
-        self.news.setdefault((reason, kind, because), []).append(name_of(obj))
+        self.news.setdefault((reason, because), []).append(f"{kind} {name_of(obj)}")
 
     def announce_news(self) -> None:
-        """Log each kind of change, and send an event for it."""
-        for (reason, kind, because), names in self.news.items():
-            text = f"{reason.lower()} {kind}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        """Log the changes of each kind, and send an event for them."""
+        for (reason, because), objects in self.news.items():
+            text = f"{reason.lower()} {', '.join(objects)}"
             self.announce(reason, f"{text}: {because}" if because else text)
 
     def announce(self, reason: str, text: str, is_warning: bool = False) -> None:
@@ -671,12 +671,14 @@ def deletions(seen: Observed) -> Iterator[Action]:
 
 def creations(seen: Observed) -> Iterator[Action]:
     """Create pods that are missing, and the claims of pods that have none."""
-    milvus, owned, blocked = seen.milvus, seen.owned, seen.blocked
-    awaited = {o for o, pod in seen.pods.items() if is_ending(pod) or is_orphan(milvus, pod)}
+    owned, blocked = seen.owned, seen.blocked
     for ordinal in range(seen.spec.replicas):
-        if ordinal not in owned and ordinal not in awaited and ordinal not in blocked:
-            # If somebody else's pod has the name, this fails, and the failure is reported.
-            yield Action("create", ordinal, {})
+        if ordinal not in owned and ordinal not in blocked:
+            other = seen.pods.get(ordinal)
+            is_awaited = other and (is_ending(other) or is_orphan(seen.milvus, other))
+            if not is_awaited:
+                # If somebody else's pod has the name, this fails, and the failure is reported.
+                yield Action("create", ordinal, {})
     for ordinal, pod in owned.items():
         lacks_claim = seen.spec.storage and seen.wants(ordinal) and ordinal not in seen.claims
         if lacks_claim and ordinal not in blocked and not is_over(pod):
@@ -744,7 +746,8 @@ def by_ordinal(objects: Iterable[Obj]) -> defaultdict[str, Objs]:
 
 
 def is_labelled(milvus: Obj, obj: Obj) -> bool:
-    return contains(obj["metadata"].get("labels") or {}, our_label(milvus))
+    labels = obj["metadata"].get("labels") or {}
+    return labels.get(MILVUS_LABEL) == name_of(milvus)
 
 
 def is_owned(milvus: Obj, pod: Obj) -> bool:
@@ -753,7 +756,7 @@ def is_owned(milvus: Obj, pod: Obj) -> bool:
 
 
 def is_orphan(milvus: Obj, pod: Obj) -> bool:
-    return is_labelled(milvus, pod) and not controller_of(pod)
+    return not controller_of(pod) and is_labelled(milvus, pod)
 
 
 # ---------- Say: status, conditions and events ----------
@@ -1563,7 +1566,14 @@ def rejection(error: ApiException) -> ApiError:
 
 
 ONE_REQUEST = 10  # seconds; a write, or a read of one object, that takes longer has failed
-PAGE = 500  # objects in a page of a list
+PAGE = 250  # objects in a page of a list
+# The metadata of a list, with a version that always changes, come before the items of built-in
+# kinds, and after those of others.
+PARTS_OF_PAGE = re.compile(
+    rb'(?P<before>\{.*?"items":)(?P<items>\[.*\])'
+    rb'(?P<after>(,"kind":"[A-Za-z]+","metadata":\{[^{}]*\})?\}\s*)',
+    re.DOTALL,
+)
 
 
 def slim(obj: Obj) -> Obj:
@@ -1626,11 +1636,13 @@ class Api:
         """The objects in a page of a list, and what to continue with. A page that is as in the pass
         before is not parsed again, which saves most of the CPU time of a quiet pass. So nothing may
         ever change a listed dict."""
-        # The metadata of built-in kinds, with a version that always changes, come before the items.
-        head, _, items = body.partition(b'"items":')
+        frame, items = body, body
+        if parts := PARTS_OF_PAGE.fullmatch(body):
+            items = parts["items"]
+            frame = parts["before"] + b"[]" + parts["after"]
         digest = hashlib.blake2b(items).digest()
-        is_known = digest in self.old_pages and b'"metadata"' in head
-        page = parse(head + b'"items":[]}' if is_known else body, kind)
+        is_known = digest in self.old_pages
+        page = parse(frame if is_known else body, kind)
         objects = self.old_pages[digest] if is_known else [slim(obj) for obj in page["items"]]
         self.pages[digest] = objects
         return objects, page["metadata"].get("continue", "")

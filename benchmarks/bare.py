@@ -83,8 +83,7 @@ def writes_of(milvus: Obj) -> Iterator[Write]:
         claim = mo.new_claim(milvus, mo.spec_of(milvus), ordinal)
         yield "POST", f"{CORE}/persistentvolumeclaims", claim
     yield "POST", f"{CORE}/services", mo.new_service(milvus)
-    for kind in ("pods", "claims", "service"):
-        yield "POST", EVENTS, mo.new_event(milvus, "Created", f"created {kind}", is_warning=False)
+    yield "POST", EVENTS, mo.new_event(milvus, "Created", "created all", is_warning=False)
     yield "PATCH", f"{MILVUSES}/{mo.name_of(milvus)}/status", {"status": status_of(milvus)}
 
 

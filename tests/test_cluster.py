@@ -78,9 +78,9 @@ def test_kubectl_shows_waits_scales_and_describes(kube: Kube) -> None:
     assert listed == "pod/x-0\npod/x-1\n"
     assert kube.get()["status"]["observedGeneration"] == 2
     events = kube.kubectl("events", "--for=milvus/x")
-    assert re.search("Normal +Created .*created pods x-0, x-1, x-2", events)
+    assert re.search("Normal +Created .*created pod x-0, pod x-1, pod x-2, service x", events)
     assert re.search("Normal +Deleted .*deleted pod x-2: spec.replicas is 2", events)
-    assert "created pods x-0, x-1, x-2" in kube.kubectl("describe", "mi/x")
+    assert "created pod x-0, pod x-1, pod x-2, service x" in kube.kubectl("describe", "mi/x")
 
 
 def test_the_conditions_of_others_are_kept(kube: Kube) -> None:
@@ -226,6 +226,20 @@ def test_orphans_are_adopted_not_restarted(kube: Kube, monkeypatch: pytest.Monke
     assert kube.uids() == before
     owners = {mo.controller_of(pod)["uid"] for pod in kube.all_of().values()}
     assert owners == {mo.uid_of(kube.get())}
+
+
+def test_a_page_that_is_as_before_is_not_parsed_again(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube.create(storage=kube.make_class())
+    kube.rest("x-0")
+    parsed: list[str] = []
+    monkeypatch.setattr(mo, "slim", lambda obj: parsed.append(mo.name_of(obj)))
+    kube.operator.run_pass()
+    assert (parsed, kube.operator.outages) == ([], {})
+    kube.change(replicas=2)
+    kube.operator.run_pass()
+    assert parsed == ["x"], "of each list, only the pages that changed"
 
 
 def test_a_milvus_whose_deletion_began_after_it_was_listed_gets_nothing_new(kube: Kube) -> None:

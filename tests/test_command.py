@@ -145,7 +145,7 @@ def test_once_ends_with_1_when_something_failed(run: Run, world: World) -> None:
 def test_a_dry_run_ends_with_0_and_writes_nothing(run: Run, world: World) -> None:
     code, said = end_of(run("--dry-run"))
     assert (code, world.names()) == (0, [])
-    assert "created pods x-0, x-1 (dry run)" in said
+    assert "created pod x-0, pod x-1, service x (dry run)" in said
 
 
 def test_options_are_variables_too_and_log_lines_can_be_json(run: Run) -> None:
@@ -158,7 +158,7 @@ def test_options_are_variables_too_and_log_lines_can_be_json(run: Run) -> None:
     assert code == 0
     lines = [json.loads(line) for line in said.splitlines()]
     assert "another, test, every 5 s" in lines[0]["message"]
-    about = next(line for line in lines if "created pods" in line["message"])
+    about = next(line for line in lines if "created pod" in line["message"])
     assert (about["namespace"], about["name"], about["level"]) == (NAMESPACE, "x", "INFO")
 
 

@@ -459,10 +459,10 @@ def test_what_was_done_and_what_failed_are_events_and_log_lines() -> None:
     world.server.reject("create services", 403, "services is forbidden")
     world.passes(3)
     notes = [(one["reason"], one["note"]) for one in world.server.all_of("events")]
-    assert ("Created", "created pods x-0, x-1") in notes
+    assert ("Created", "created pod x-0, pod x-1") in notes
     assert ("Forbidden", "services is forbidden") in notes
     assert [reason for reason, _ in notes] == ["Created", "Forbidden"], "once, and no more"
-    assert "INFO milvus test/x: created pods x-0, x-1" in world.lines
+    assert "INFO milvus test/x: created pod x-0, pod x-1" in world.lines
     assert "WARNING milvus test/x: services is forbidden" in world.lines
 
 
