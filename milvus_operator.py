@@ -1576,13 +1576,25 @@ PARTS_OF_PAGE = re.compile(
 )
 
 
+# What is read of objects.
+METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+LISTS = ("conditions", "initContainerStatuses", "containerStatuses")  # of a status
+CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+CONTAINER_STATUS = ("ready", "state", "lastState")
+
+
 def slim(obj: Obj) -> Obj:
-    """A listed object without what is large and never read."""
-    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
-    metadata["annotations"] = pick(metadata.get("annotations") or {}, [TEMPLATE_HASH])
-    spec = obj.get("spec") or {}
-    kept = {} if isinstance(spec, dict) and "containers" in spec else spec  # a pod's
-    return {"metadata": metadata, "spec": kept, "status": obj.get("status") or {}}
+    """An object without what is never read. A Milvus keeps its whole spec and status."""
+    metadata = pick(obj["metadata"], (*METADATA, "labels", "ownerReferences"))
+    metadata["annotations"] = pick(obj["metadata"].get("annotations") or {}, [TEMPLATE_HASH])
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    if obj.get("kind") != KIND:
+        spec = pick(spec, ["resources"])  # of a claim
+        lists = pick(status, LISTS).items()
+        status = pick(status, ("phase", "reason", "message"))
+        for name, items in lists:
+            status[name] = [pick(item, CONDITION + CONTAINER_STATUS) for item in items]
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 @dataclass
