@@ -942,7 +942,8 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     """The pod of this ordinal as it is sent: the generated pod with spec.pod laid over it. Raises
     InvalidSpec."""
     generated: Obj = {
-        "metadata": {"labels": {}, "annotations": {}},  # so that a list in their place is refused
+        # So that a list in the place of one of these is refused.
+        "metadata": {"labels": labels_for_people(milvus, ordinal), "annotations": {}},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,  # a Service named proxy would set PROXY_PORT
@@ -962,7 +963,7 @@ def new_pod(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
     ours = {
         "name": pod_name(milvus, ordinal),
         "namespace": namespace_of(milvus),
-        "labels": our_label(milvus) | labels_for_people(milvus, ordinal),
+        "labels": our_label(milvus),
         "annotations": {TEMPLATE_HASH: spec.template_hash}
         | {f"{GROUP}/{file}": text for file, text in texts.items()},
         "ownerReferences": [owner_reference(milvus)],
@@ -1567,13 +1568,6 @@ def rejection(error: ApiException) -> ApiError:
 
 ONE_REQUEST = 10  # seconds; a write, or a read of one object, that takes longer has failed
 PAGE = 250  # objects in a page of a list
-# The metadata of a list, with a version that always changes, come before the items of built-in
-# kinds, and after those of others.
-PARTS_OF_PAGE = re.compile(
-    rb'(?P<before>\{.*?"items":)(?P<items>\[.*\])'
-    rb'(?P<after>(,"kind":"[A-Za-z]+","metadata":\{[^{}]*\})?\}\s*)',
-    re.DOTALL,
-)
 
 
 # What is read of objects.
@@ -1648,13 +1642,13 @@ class Api:
         """The objects in a page of a list, and what to continue with. A page that is as in the pass
         before is not parsed again, which saves most of the CPU time of a quiet pass. So nothing may
         ever change a listed dict."""
-        frame, items = body, body
-        if parts := PARTS_OF_PAGE.fullmatch(body):
-            items = parts["items"]
-            frame = parts["before"] + b"[]" + parts["after"]
+        # The metadata of a list, with a version that always changes, are before the items or behind
+        # them, and have no lists in them. If the items are not found, all is parsed.
+        before, bracket, rest = body.partition(b'"items":[')
+        items, _, after = rest.rpartition(b"]")
         digest = hashlib.blake2b(items).digest()
-        is_known = digest in self.old_pages
-        page = parse(frame if is_known else body, kind)
+        is_known = bool(bracket) and digest in self.old_pages
+        page = parse(before + bracket + b"]" + after if is_known else body, kind)
         objects = self.old_pages[digest] if is_known else [slim(obj) for obj in page["items"]]
         self.pages[digest] = objects
         return objects, page["metadata"].get("continue", "")

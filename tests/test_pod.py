@@ -125,7 +125,10 @@ def test_an_address_in_a_variable_counts_also_from_a_secret(name: str, source: O
 
 def test_maps_merge_and_null_removes_a_key() -> None:
     overlay = {
-        "metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}},
+        "metadata": {
+            "labels": {"team": "a", "app.kubernetes.io/instance": "theirs"},
+            "annotations": {"b": "c"},
+        },
         "spec": {
             "securityContext": {"runAsUser": 999, "fsGroup": None},
             "nodeSelector": {"d": "e"},
@@ -135,6 +138,7 @@ def test_maps_merge_and_null_removes_a_key() -> None:
     assert pod["spec"]["securityContext"] == {"runAsUser": 999}
     assert pod["spec"]["nodeSelector"] == {"d": "e"}
     assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "theirs"
     assert pod["metadata"]["annotations"]["b"] == "c"
     assert pod["spec"]["terminationGracePeriodSeconds"] == 60
 
