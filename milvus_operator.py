@@ -15,6 +15,7 @@ Read from the top: the loop and a visit, then what they call."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import logging
@@ -1931,4 +1932,5 @@ def main(
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported is never garbage; to look through it takes a fifth of the time
     main()
