@@ -5,9 +5,9 @@ It polls. A *pass* lists the Milvus resources with their pods, claims and Servic
 *visit* to each Milvus: it decides what to do (pure functions over plain dicts), does it, and writes
 the status. The next pass sees the effect of its writes.
 
-It remembers only what a list does not show: what was tried, and when. Names are fixed, every delete
-carries a UID, and everything is looked up again before it is deleted. So a write that is lost or
-repeated does no harm, and the process may end at any moment.
+Between passes it keeps what was tried, and when; the rest could be computed again. Names are fixed,
+every delete carries a UID, and everything is looked up again before it is deleted. So a write that
+is lost or repeated does no harm, and the process may end at any moment.
 
 A *milvus* is a resource of kind Milvus, and a *claim* a PersistentVolumeClaim, both as dicts.
 Read from the top: the loop and a visit, then what they call."""
@@ -134,6 +134,7 @@ class Operator:
 
     def run(self) -> None:
         """Make passes for ever."""
+        gc.freeze()  # what was imported is never garbage: looking at it took a fifth of the CPU
         while True:
             started = self.api.clock()
             self.run_pass()
@@ -208,7 +209,7 @@ class Operator:
         api = self.api
         pods = by_ordinal(api.list_all(api.pods, namespace))
         claims = by_ordinal(api.list_all(api.claims, namespace, selector=None))
-        services = {full_name(service) for service in api.list_all(api.services, namespace)}
+        services = {full_name(one) for one in api.list_all(api.services, namespace, selector=None)}
         known = {identity_of(old.milvus): old.memory for old in self.visits.get(namespace, [])}
         visits = []
         for milvus in api.list_all(api.milvuses, namespace, selector=None):
@@ -608,7 +609,7 @@ class Observed:
     @cached_property
     def outdated(self) -> Objs:
         """The desired pods of another template. A pod without a fingerprint counts as current:
-        whatever removed it would remove it from the next pod, too, for ever."""
+        whatever strips it would strip the next pod's, and the roll would never end."""
         right = (None, self.spec.template_hash)
         pods = self.owned.items()
         return {o: pod for o, pod in pods if self.wants(o) and template_hash_of(pod) not in right}
@@ -621,7 +622,7 @@ class Observed:
         for ordinal in range(self.spec.replicas):
             if trouble := self.trouble_with_claim(ordinal):
                 text = f"claim {claim_name(self.milvus, ordinal)} {trouble}"
-                advice = "its pod is not replaced; set its volume's reclaim policy to Retain now"
+                advice = "no pod is made or replaced; set its volume's reclaim policy to Retain now"
                 found[ordinal] = Why("ClaimLost", f"{text}: {advice}")
         return found
 
@@ -816,13 +817,11 @@ def conditions_of(seen: Observed, problems: Problems) -> list[Obj]:
 
 def obstacles(seen: Observed, problems: Problems) -> Iterator[tuple[int, Why]]:
     """The ordinals that keep Ready from being true, and why. Outdated ones come last, because a
-    roll waits for the others."""
+    roll waits until the others are Ready."""
     for ordinal in range(seen.spec.replicas):
         pod = seen.owned.get(ordinal)
         if not pod:
             yield ordinal, problems.get(ordinal, Why("Creating", "it does not exist yet"))
-        elif is_finished(pod) and ordinal in problems:  # why it could not be restarted says more
-            yield ordinal, problems[ordinal]
         elif not is_ready(pod):
             yield ordinal, why_not_ready(pod)
     for ordinal, pod in seen.outdated.items():
@@ -1075,7 +1074,7 @@ def reference_to(milvus: Obj) -> Obj:
 
 
 def owner_reference(milvus: Obj) -> Obj:
-    return reference_to(milvus) | {"controller": True, "blockOwnerDeletion": True}
+    return reference_to(milvus) | {"controller": True}
 
 
 def new_claim(milvus: Obj, spec: Spec, ordinal: int) -> Obj:
@@ -1852,28 +1851,19 @@ def start_log(verbose: bool, log_format: str) -> None:
     urllib3.disable_warnings()  # of `insecure-skip-tls-verify`, before each request
 
 
-def check_seconds(context: click.Context, option: click.Parameter, value: float) -> float:
-    if not 0.1 <= value <= 86400:  # nan is not, either
-        raise click.BadParameter("must be from 0.1 to 86400")
-    return value
-
-
+SECONDS = click.FloatRange(0.1, 86400)
 CLICK = {"auto_envvar_prefix": "MILVUS_OPERATOR", "help_option_names": ["-h", "--help"]}
 
 
 @click.command(context_settings=CLICK | {"show_default": True})
 @click.option("-n", "--namespace", multiple=True, help="Namespace to manage; can be repeated.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Manage all namespaces.")
-@click.option(
-    "--interval", default=5.0, callback=check_seconds, help="Most seconds between passes."
-)
+@click.option("--interval", type=SECONDS, default=5.0, help="Most seconds between passes.")
 @click.option("--once", is_flag=True, help="Do what can be done now, then exit with 0 or 1.")
 @click.option("--dry-run", is_flag=True, help="Make one pass, and only log what would be done.")
 @click.option("--kubeconfig", help="The kubeconfig file. Default: as kubectl finds it.")
 @click.option("--context", help="The kubeconfig context. Default: the current one.")
-@click.option(
-    "--timeout", default=30.0, callback=check_seconds, help="Time-out of a list, in seconds."
-)
+@click.option("--timeout", type=SECONDS, default=30.0, help="Time-out of a list, in seconds.")
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=16, help="How many Milvus to serve at once."
 )
@@ -1932,5 +1922,4 @@ def main(
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported is never garbage; to look through it takes a fifth of the time
     main()

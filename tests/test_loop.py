@@ -433,20 +433,6 @@ def test_after_a_restart_a_problem_that_was_told_does_not_flap() -> None:
 # --- The status ---
 
 
-def test_a_status_that_is_not_kept_is_written_later_and_later() -> None:
-    """As where an older CRD prunes it."""
-    world = World(milvus())
-
-    def prune(request: Request) -> Obj:
-        return {"kind": "Milvus", "metadata": {}}
-
-    world.server.when("patch milvuses/status", prune)
-    world.passes(2)
-    world.server.run_pods()
-    world.passes(100)
-    assert world.times("patch milvuses/status")[-1] > 15
-
-
 def test_a_status_that_somebody_changed_is_written_again() -> None:
     world = at_rest(milvus())
     world.server.ask("patch", "milvuses/status", "x", {"status": {"readyReplicas": 7}})

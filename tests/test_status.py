@@ -104,7 +104,7 @@ def test_a_long_note_is_cut_to_what_an_event_may_have() -> None:
 
 def test_a_claim_that_ends_is_told() -> None:
     status = status_of(pods("x-0, x-1"), replicas=2, storage={"size": "1Gi"})
-    assert said(status, "Reconciled").startswith("False ClaimLost: claim data-x-0 is gone: its pod")
+    assert said(status, "Reconciled").startswith("False ClaimLost: claim data-x-0 is gone: no pod")
     status = status_of(pods("x-1"), replicas=2, storage={"size": "1Gi"})
     assert "claim data-x-1 is being deleted" in said(status, "Reconciled")
 
