@@ -83,19 +83,6 @@ def test_kubectl_shows_waits_scales_and_describes(kube: Kube) -> None:
     assert "created pod x-0, pod x-1, pod x-2, service x" in kube.kubectl("describe", "mi/x")
 
 
-def test_the_conditions_of_others_are_kept(kube: Kube) -> None:
-    kube.create()
-    kube.rest("x-0")
-    theirs = {"type": "Backup", "status": "True", "reason": "Done", "message": "last night"}
-    theirs["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    conditions = [theirs, *kube.get()["status"]["conditions"]]
-    kube.patch("mi/x", {"status": {"conditions": conditions}}, "--subresource=status")
-    kube.change(replicas=2)
-    kube.rest("x-0", "x-1")
-    assert kube.condition("Backup") == "True Done: last night"
-    assert kube.condition("Ready").startswith("True Ready: 2 of 2 pods are ready")
-
-
 def test_a_status_that_an_older_crd_drops_is_not_written_for_ever(kube: Kube, proxy: Proxy) -> None:
     kube.create()
     kube.rest("x-0")
