@@ -1,6 +1,6 @@
 # The operator and the packages of requirements.lock. At run time it writes nothing and needs no particular user.
 # Python 3.13 and later reject certificates of older clusters (VERIFY_X509_STRICT).
-# With 3.12, one spec nested 1,500 levels deep makes the list unreadable; 3.13 is stricter about certificates.
+# Python 3.12 cannot read a list in which one spec is nested 1,500 levels deep.
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 

@@ -2,7 +2,6 @@
 
     make bench                             # everything, in about an hour; TURNS=1: in twenty minutes
     make bench ARGS='quiet roll'           # only what begins with one of these words in rows.yaml
-    make bench ARGS='--against old.py'     # also next to another version of milvus_operator.py
     make bench MANY=20                     # tiny, once: only to see that it works
 
 rows.yaml says what is measured, and the targets. What is compared runs in turns (A B, B A, A B),
@@ -207,9 +206,9 @@ def bring_up(program: str, size: int, replicas: int) -> Figures:
 
 
 def measure(what: Obj) -> Iterator[str]:
-    """The rows of a measurement; then each figure beside the other version, with one target."""
+    """The rows of a measurement."""
     what = what | {"size": max(min(10, what["size"]), what["size"] * MANY // 1000)}
-    programs = [one for one in ["operator", *what.get("beside", []), "old"] if one in PROGRAMS]
+    programs = ["operator", *what.get("beside", [])]
     found = defaultdict[str, list[float]](list)  # in each turn, by program and figure
     for turn in range(TURNS):
         for program in programs if turn % 2 == 0 else programs[::-1]:
@@ -217,11 +216,7 @@ def measure(what: Obj) -> Iterator[str]:
             for figure, value in figures.items():
                 found[f"{program}.{figure}"].append(value)
     rows = [row | {"what": row["what"].format(**what)} for row in what["rows"]]
-    yield from [row_of(found, row) for row in rows]
-    if "old" in PROGRAMS:
-        for ours, row in {row["ours"]: row for row in rows}.items():
-            old = {"beside": "another version", "theirs": ours.replace("operator.", "old.")}
-            yield row_of(found, row | old | {"most": 1.05})
+    yield from (row_of(found, row) for row in rows)
 
 
 def row_of(found: dict[str, list[float]], row: Obj) -> str:
@@ -259,10 +254,7 @@ def report(rows: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the operator, on Linux.")
     parser.add_argument("words", nargs="*", help="how some names in rows.yaml begin")
-    parser.add_argument("--against", default="", metavar="FILE", help="another version of it")
     options = parser.parse_args()
-    if options.against:
-        PROGRAMS["old"] = PROGRAMS["operator"].replace("milvus_operator.py", options.against)
     LOG.parent.mkdir(exist_ok=True)
     rows = list[str]()
     for name, what in TABLE["measurements"].items():

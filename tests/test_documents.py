@@ -133,8 +133,7 @@ def test_the_commands_about_data_keep_it(run: Callable[[str], None], kube: Kube)
     run("kubectl wait --for=condition=Ready milvus/moved --timeout=1m")
 
 
-def test_links_lead_somewhere_and_figures_are_those_of_the_report() -> None:
-    report = (TOP / "docs/reports/benchmark.md").read_text()
+def test_links_lead_somewhere() -> None:
     for page in PAGES:
         text = page.read_text()
         for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
@@ -145,6 +144,3 @@ def test_links_lead_somewhere_and_figures_are_those_of_the_report() -> None:
                 re.sub("[^a-z0-9-]", "", title.lower().replace(" ", "-")) for title in titles
             ]
             assert not anchor or anchor in anchors, f"{page.name}: {file}#{anchor}"
-        figures = re.findall(r"(?<=\| )[\d.,]+ (?:%|MiB)(?= \|)", text)
-        missing = [figure for figure in figures if figure not in report]
-        assert not missing, f"{page.name}: {missing} are not in the report"
