@@ -179,6 +179,13 @@ def test_an_orphan_with_our_label_is_adopted_with_its_other_owners() -> None:
     assert "create pods x-0" not in world.writes()
 
 
+def test_a_service_of_somebody_else_is_left_alone() -> None:
+    world = at_rest(milvus())
+    world.server.ask("patch", "services", "x", {"metadata": {"labels": None}})
+    world.passes(3)
+    assert world.writes() == []
+
+
 def test_two_copies_by_mistake_do_no_harm() -> None:
     world = World(milvus(replicas=3, updateStrategy={"minReadySeconds": 0}))
     first, second = world.operator, world.new_operator()
