@@ -157,7 +157,7 @@ def test_options_are_variables_too_and_log_lines_can_be_json(run: Run) -> None:
     assert code == 0
     lines = [json.loads(line) for line in said.splitlines()]
     assert "another, test, every 5 s" in lines[0]["message"]
-    about = next(line for line in lines if "created pod" in line["message"])
+    about = next(line for line in lines if "created pod x-0, pod" in line["message"])
     assert (about["namespace"], about["name"], about["level"]) == (NAMESPACE, "x", "INFO")
 
 

@@ -39,4 +39,5 @@ def test_the_operator_is_one_evenings_reading() -> None:
     assert len(tokens) - len(documented) <= 13_000, LAW
     assert len(tokens) / len(lines_of_code) <= 8.9, f"lines are too dense; {LAW}"
     assert lengths[longest] <= 48, f"{longest} is too long; {LAW}"
+    assert max(map(len, text.splitlines())) <= 100
     assert "fmt: skip" not in text
